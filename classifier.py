@@ -26,10 +26,11 @@ def read_last(llama: Llama, token_ids: torch.Tensor, pad_id: int) -> torch.Tenso
     In a causal model this is the state at the last real token, which has seen all others. The bidirectional reference
     takes the last position of the padded batch, which is padding in most rows; its published numbers depend on that.
     """
+    _, hidden_states = llama(token_ids)  # b s D
+    at = torch.full_like(token_ids[:, 0], token_ids.shape[1] - 1)  # b
     if llama.config.is_causal:
-        return llama.hidden_state_at(token_ids, sequence_lengths(token_ids, pad_id) - 1)
-    last = torch.full_like(token_ids[:, 0], token_ids.shape[1] - 1)  # b
-    return llama.hidden_state_at(token_ids, last)
+        at = sequence_lengths(token_ids, pad_id) - 1
+    return hidden_states[torch.arange(len(at), device=at.device), at]
 
 
 Reader = Callable[[Llama, torch.Tensor, int], torch.Tensor]  # like `read_last`
@@ -91,6 +92,10 @@ class LlamaEmbeddingClassifier(nn.Module):
         self.read: Reader = read_last
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """input_ids: b s -> log-probabilities b c"""
+        """log_softmax(head(dropout(state after the last token))). input_ids: b s -> log-probabilities b c
+
+        A row's exponentials sum to 1. Dropout acts in training alone, and on the hidden state.
+        """
         last = self.read(self.llama, input_ids, self.pad_id)  # b D
-        return F.log_softmax(self.classifier_head(self.dropout(last)), dim=-1)  # b c
+        logits = self.classifier_head(self.dropout(last))  # b c
+        return F.log_softmax(logits, dim=-1)

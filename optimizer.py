@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import torch
 from torch.optim import Optimizer
-
-Tensors = list[torch.Tensor]
-CACHE_PIECE = 2**18  # numbers; four float32 tensors of this size are 4 MiB
 
 
 class AdamW(Optimizer):
@@ -64,78 +61,34 @@ class AdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
-        """One update of every parameter that has a gradient.
+        """One update of every parameter that has a gradient: the five lines of the class's docstring, in place.
 
-        closure: recomputes the loss, with gradients; its value is returned.
-        Raises `RuntimeError` for a sparse gradient, before anything is changed.
+        closure: recomputes the loss, with gradients; its value is returned. m, v and the number of the step are kept
+        in `self.state[p]`. Raises `RuntimeError` for a sparse gradient.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if any(p.grad is not None and p.grad.is_sparse for group in self.param_groups for p in group["params"]):
-            raise RuntimeError("AdamW needs dense gradients; for sparse ones there is torch.optim.SparseAdam")
         for group in self.param_groups:
-            if group.get("max_grad_norm") is not None:  # resume points of before have none
+            (beta1, beta2), decay = group["betas"], group["lr"] * group["weight_decay"]
+            if group.get("max_grad_norm") is not None:
                 torch.nn.utils.clip_grad_norm_(group["params"], group["max_grad_norm"])
-            for t, parameters in self._by_step(group["params"]).items():
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                if p.grad.is_sparse:
+                    raise RuntimeError("AdamW needs dense gradients; for sparse ones there is torch.optim.SparseAdam")
+                state = self.state[p]
+                if not state:
+                    state.update(step=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
+                state["step"] += 1
+                state["m"].lerp_(p.grad, 1 - beta1)
+                state["v"].mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)
                 alpha = group["lr"]
                 if group["correct_bias"]:
-                    alpha *= math.sqrt(1 - group["betas"][1] ** t) / (1 - group["betas"][0] ** t)
-                for piece in self._pieces(parameters):
-                    self._update(*piece, alpha, group)
+                    alpha *= math.sqrt(1 - beta2 ** state["step"]) / (1 - beta1 ** state["step"])
+                p.addcdiv_(state["m"], state["v"].sqrt().add_(group["eps"]), value=-alpha)
+                if decay > 0.0:  # not a product with 1 - decay: float32 would lose most digits of 1e-7
+                    p.sub_(p, alpha=decay)
         return loss
-
-    def _by_step(self, parameters: list[torch.nn.Parameter]) -> dict[int, list[torch.nn.Parameter]]:
-        """The parameters that have a gradient, grouped by the number of their next step; counts that step."""
-        batches: dict[int, list[torch.nn.Parameter]] = {}
-        for parameter in parameters:
-            if parameter.grad is None:
-                continue
-            state = self.state[parameter]
-            if not state:
-                state["step"] = 0
-                state["m"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                state["v"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            state["step"] += 1
-            batches.setdefault(state["step"], []).append(parameter)
-        return batches
-
-    def _pieces(self, parameters: list[torch.nn.Parameter]) -> Iterator[tuple[Tensors, Tensors, Tensors, Tensors]]:
-        """Lists of parameters, gradients, m and v; the tensors of one list are updated together.
-
-        An accelerator is fast with few kernels, so it gets all tensors at once. A CPU waits for memory, so it gets
-        pieces that stay in its cache during the whole update.
-        """
-        quads = [tuple(map(_local, (p.detach(), p.grad, self.state[p]["m"], self.state[p]["v"]))) for p in parameters]
-        if parameters[0].device.type != "cpu":
-            yield tuple(map(list, zip(*quads, strict=True)))
-            return
-        for quad in quads:
-            if all(tensor.is_contiguous() for tensor in quad):
-                yield from (tuple([part] for part in parts) for parts in zip(*map(_split, quad), strict=True))
-            else:
-                yield tuple([tensor] for tensor in quad)
-
-    @staticmethod
-    def _update(parameters: Tensors, gradients: Tensors, m: Tensors, v: Tensors, alpha: float, group: dict) -> None:
-        """The update that the docstring of the class gives, in place, on lists of tensors."""
-        beta1, beta2 = group["betas"]
-        torch._foreach_lerp_(m, gradients, 1 - beta1)
-        torch._foreach_mul_(v, beta2)
-        torch._foreach_addcmul_(v, gradients, gradients, 1 - beta2)
-        denominators = torch._foreach_sqrt(v)
-        torch._foreach_add_(denominators, group["eps"])
-        torch._foreach_addcdiv_(parameters, m, denominators, -alpha)
-        if group["weight_decay"] > 0.0:
-            # not a product with 1 - lr * weight_decay: in float32 that would lose most digits of a decay like 1e-7
-            torch._foreach_add_(parameters, parameters, alpha=-group["lr"] * group["weight_decay"])
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's shard of a sharded tensor (DTensor); any other tensor as it is."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def _split(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return tensor.view(-1).split(CACHE_PIECE)

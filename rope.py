@@ -17,6 +17,30 @@ import torch
 Scaling = tuple  # the name of one of SCALINGS, and its numbers
 
 
+def apply_rotary_emb(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    head_dim: int,
+    max_seq_len: int,
+    theta: float = 10000.0,
+    scaling: Scaling | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Turn each pair of neighbours by the angle m * theta^(-2i/d): position m, pair i = 0, 1, ..., d/2 - 1.
+
+    query: b s h d, key: b s g d (length before heads); the texts begin at position 0. Returns both in their own shape
+    and dtype. For d = 2 the pair (1, 0) at position 1 is turned by 1 radian, to (0.54, 0.84).
+    A text may be longer than `max_seq_len`: the angles have a closed form at every position.
+    """
+    length = query.shape[1]
+    cos, sin = rope_table(head_dim, max(length, max_seq_len), theta, query.device, scaling)  # at least s d/2
+    cos, sin = cos[:length, None], sin[:length, None]  # s 1 d/2: one angle for all heads
+    # equation 34: each pair, as a complex number, times cos + i sin
+    pairs = (torch.view_as_complex(x.float().unflatten(-1, (-1, 2))) for x in (query, key))  # b s h d/2, b s g d/2
+    turned = (torch.view_as_real(x * torch.complex(cos, sin)).flatten(-2) for x in pairs)  # b s h d, b s g d
+    query_out, key_out = (x.type_as(query) for x in turned)
+    return query_out, key_out
+
+
 @lru_cache(maxsize=16)
 def rope_table(
     head_dim: int,
@@ -30,21 +54,13 @@ def rope_table(
     Returns two float32 tensors of shape (max_seq_len, head_dim / 2).
     """
     with torch.inference_mode(False):  # a table made under inference_mode could never be used in training afterwards
-        angles = _angles(torch.arange(max_seq_len), head_dim, theta, scaling)  # s d/2
+        angles = torch.outer(torch.arange(max_seq_len).float(), frequencies(head_dim, theta, scaling))  # s d/2
         return angles.cos().to(device), angles.sin().to(device)
 
 
-def _angles(positions: torch.Tensor, head_dim: int, theta: float, scaling: Scaling | None) -> torch.Tensor:
-    """Every pair's angle at every position. positions: ... -> ... d/2"""
-    return positions[..., None].float() * frequencies(head_dim, theta, scaling, positions.device)
-
-
-def frequencies(
-    head_dim: int, theta: float = 10000.0, scaling: Scaling | None = None, device: torch.device | str = "cpu"
-) -> torch.Tensor:
+def frequencies(head_dim: int, theta: float = 10000.0, scaling: Scaling | None = None) -> torch.Tensor:
     """The angle in radians by which each pair is turned from one position to the next. Returns d/2"""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim  # d/2
-    plain = 1.0 / theta**exponents
+    plain = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)  # d/2
     return plain if scaling is None else SCALINGS[scaling[0]](plain, *scaling[1:])
 
 
@@ -65,53 +81,3 @@ def _slow_ones_closer(plain: torch.Tensor, factor: float, low: float, high: floa
 
 
 SCALINGS = {"linear": _closer, "llama3": _slow_ones_closer}
-
-
-def apply_rotary_emb(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    head_dim: int,
-    max_seq_len: int,
-    theta: float = 10000.0,
-    *,
-    start_pos: int | torch.Tensor = 0,
-    query_start: int | torch.Tensor | None = None,
-    scaling: Scaling | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotate queries and keys by their positions.
-
-    query: b s h d, key: b s g d (length before heads). start_pos: the position in the text of the first token of the
-    tensors, an int for all rows or a tensor of shape b (negative for a row that starts in padding: there the angle is
-    0). query_start: as start_pos, of the queries alone; None: they begin where the keys do. A text may be longer than
-    `max_seq_len`: the angles have a closed form at every position.
-    Returns both in their own shape and dtype; the rotation itself is computed in float32.
-    """
-    angles, query_start = (head_dim, max_seq_len, theta), start_pos if query_start is None else query_start
-    return rotate(query, *angles, query_start, scaling), rotate(key, *angles, start_pos, scaling)
-
-
-def rotate(
-    x: torch.Tensor,
-    head_dim: int,
-    max_seq_len: int,
-    theta: float = 10000.0,
-    start_pos: int | torch.Tensor = 0,
-    scaling: Scaling | None = None,
-) -> torch.Tensor:
-    """`apply_rotary_emb` for one tensor, queries or keys. x: b s h d -> b s h d"""
-    length = x.shape[1]
-    if isinstance(start_pos, int):
-        cos, sin = rope_table(head_dim, max(max_seq_len, start_pos + length), theta, x.device, scaling)
-        cos, sin = cos[start_pos : start_pos + length], sin[start_pos : start_pos + length]  # s d/2
-    else:  # no table: reading the largest position from a tensor would make a GPU wait
-        positions = (start_pos[:, None] + torch.arange(length, device=x.device)).clamp(min=0)  # b s
-        angles = _angles(positions, head_dim, theta, scaling)  # b s d/2
-        cos, sin = angles.cos(), angles.sin()
-    return _rotate_pairs(x, cos.unsqueeze(-2), sin.unsqueeze(-2))  # (b) s 1 d/2: one angle for all heads
-
-
-def _rotate_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """RoFormer's equation 34: each pair, as a complex number, times cos + i sin. x: b s h d -> b s h d"""
-    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))  # b s h d/2
-    rotated = torch.view_as_real(pairs * torch.complex(cos, sin))  # b s h d/2 2
-    return rotated.flatten(-2).type_as(x)  # b s h d

@@ -17,18 +17,13 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from utils import UserError, choose_device, read_text, seed_everything
+from utils import choose_device, seed_everything
 
 if TYPE_CHECKING:
     from engine.plan import ComputeSettings
     from engine.processes import Distributed
-
-# ------------------------------------------------------------------------------------------------------ prompt
-
 
 def prompt(args: Namespace, compute: ComputeSettings, distributed: Distributed) -> None:
     """Zero-shot classification: which label name does the language model expect after the prompt?"""
@@ -49,62 +44,6 @@ def prompt(args: Namespace, compute: ComputeSettings, distributed: Distributed) 
         print(remark)
     datasets = encode(args, splits, tokenizer, model)
     predict_and_report(args, model, datasets, label_names, compute.device, distributed)
-
-
-# -------------------------------------------------------------------------------------------------- perplexity
-
-
-def perplexity(args: Namespace, compute: ComputeSettings) -> None:
-    """Measure how well the language model predicts a text."""
-    from engine import saved
-    from engine.columns import check_format, has_columns, read_texts
-    from engine.reports import load_llama
-    from engine.runs import compute_fast
-
-    check_format(args.input)
-    text = "\n".join(read_texts(args.input, args.columns)) if has_columns(args.input) else read_text(args.input)
-    if not text.strip():
-        raise UserError(f"--input {args.input} holds no text")
-    llama, tokenizer = load_llama(args, compute)
-    if not llama.config.is_causal:
-        raise UserError("a bidirectional model sees the tokens that it would predict; add --attention causal")
-    compute_fast(llama, compute, trains=False)
-    result = saved.perplexity(llama, tokenizer, text, args.batch_size)
-    print(f"{result.tokens} tokens in {args.input}")
-    print(f"nats a token :: {result.nats_per_token:.4f}, bits a byte :: {result.bits_per_byte:.4f}")
-    print(f"perplexity :: {result.perplexity:.3f}")
-
-
-# --------------------------------------------------------------------------------------------------- processes
-
-
-@contextmanager
-def join_world(args: Namespace) -> Iterator[Distributed]:
-    """The processes of this run: only this one, or those that torchrun started."""
-    from engine.arguments import is_one_of_several
-
-    if not is_one_of_several():
-        from engine.processes import SINGLE_PROCESS
-
-        yield SINGLE_PROCESS
-        return
-    from engine import torchrun
-
-    with torchrun.join(choose_device(args.device, args.use_gpu), shard=args.shard) as group:
-        group.require_alike(facts(args))
-        yield group
-
-
-def facts(args: Namespace) -> dict[str, Any]:
-    """Values that must be equal in all processes: checksums of the input files, and the flags that name no file."""
-    from engine.flags import inputs_of
-    from engine.plan import InputFile
-
-    inputs = inputs_of(args.option)
-    given = {name: value for name, value in vars(args).items() if name not in inputs and not name.endswith("_out")}
-    files = {name: getattr(args, name) for name in inputs if getattr(args, name) is not None}
-    sums = {name: InputFile.of(path, getattr(args, "model_files", ())).sha256 for name, path in files.items()}
-    return given | sums | {path: InputFile.of_several(path).sha256 for path in getattr(args, "method_files", ())}
 
 
 def announce(args: Namespace) -> None:
@@ -141,7 +80,8 @@ def main() -> None:
     from engine.finetuning import finetune
     from engine.generation import continue_each, continue_prompt
     from engine.plan import ComputeSettings
-    from engine.predicting import predict
+    from engine.predicting import perplexity, predict
+    from engine.processes import join_world
 
     with join_world(args) as distributed:
         seed_everything(args.seed)

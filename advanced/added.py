@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from base_llama import AttentionContext
 from engine.methods import Method
 
 State = dict[str, torch.Tensor]
@@ -72,8 +71,3 @@ class AddedVectors(AddingMethod):
     def __init__(self, length: int = 16):
         super().__init__(length=length)
         self.length = length
-
-
-def context_among(inputs: Iterable[Any], named: Mapping[str, Any]) -> AttentionContext | None:
-    """The `AttentionContext` among a layer's arguments, positional or named; None for a whole text."""
-    return next((each for each in (*inputs, *named.values()) if isinstance(each, AttentionContext)), None)

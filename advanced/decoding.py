@@ -34,14 +34,15 @@ import torch
 import torch.nn.functional as F
 
 from advanced.table import CONTRASTIVE_WHY
-from base_llama import KVCache
+from engine.cache import KVCache
+from engine.decoding import continue_texts, logits_after
 from engine.programs import NeedsCausal
-from engine.sampling import Sampling, penalize_repeats
-from llama import Llama, likeliest
+from engine.sampling import Sampling, likeliest, penalize_repeats
+from llama import Llama
 
 
 class BeamSearch:
-    """generator: a `Llama`, or a decoder that generates in its place. beams: N. alpha: the exponent of the length.
+    """generator: an `engine.decoding.Decoder`. beams: N. alpha: the exponent of the length.
 
     Raises `ValueError` for a value out of range.
     """
@@ -62,7 +63,7 @@ class BeamSearch:
         repetition_penalty: float | None = None,
         **settings: Any,
     ) -> torch.Tensor:
-        """The best text for each prompt. idx: b s -> b (s + new). stop_ids, settings: of `Llama.generate`.
+        """The best text for each prompt. idx: b s -> b (s + new). stop_ids, settings: of `continue_texts`.
 
         repetition_penalty: see `engine.sampling.penalize_repeats`. A text that ends earlier than the longest one
         repeats its stop token.
@@ -111,7 +112,7 @@ class Beams:
         rows, tokens = rows.gather(1, kept), tokens.gather(1, kept)
         for text in range(b):
             if self._is_done(text):
-                tokens[text] = self.stops[0]  # for `Llama.generate`, which ends when all rows have stopped
+                tokens[text] = self.stops[0]  # for `continue_texts`, which ends when all rows have stopped
         return tokens.flatten()[:, None].to(idx), rows.flatten().to(idx.device)
 
     def _set_aside(
@@ -168,14 +169,14 @@ class ContrastiveSearch:
         repetition_penalty: float | None = None,
         **settings: Any,
     ) -> torch.Tensor:
-        """The text for each prompt. idx: b s -> b (s + new). pad, settings: of `Llama.generate`.
+        """The text for each prompt. idx: b s -> b (s + new). pad, settings: of `continue_texts`.
 
         repetition_penalty: see `engine.sampling.penalize_repeats`.
         """
         Sampling(repetition_penalty=repetition_penalty)  # raises `ValueError` where it is out of range
         ahead = LookAhead(self, pad, repetition_penalty)
         choices = {"choose": ahead.choose, "next_logits": ahead.next_logits}
-        return self.llama.generate(idx, max_new_tokens, 0.0, pad=pad, **choices, **settings)
+        return continue_texts(self.llama, idx, max_new_tokens, 0.0, pad=pad, **choices, **settings)
 
 
 class LookAhead:
@@ -198,8 +199,8 @@ class LookAhead:
         if self.logits is not None:
             return self.logits
         if cache is None or idx.shape[1] >= self.limit:
-            return self.llama.next_logits(idx, cache)
-        logits, h = self.llama(idx, cache=cache)
+            return logits_after(self.llama, idx, cache)
+        logits, h = cache.read(idx)
         self.cache, self.rows = cache, torch.arange(len(idx), device=idx.device)
         self.hidden = F.normalize(h.float(), dim=-1)
         return logits[:, -1]
@@ -229,7 +230,7 @@ class LookAhead:
     def _continue(self, candidates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Read the candidates after the cached texts. b k -> logits b k v, states b k D, states of the texts b 1 s D"""
         self.cache = self.cache.take(self.rows.repeat_interleave(candidates.shape[1]))
-        logits, h = self.llama(candidates.reshape(-1, 1), cache=self.cache)  # r 1 v, r 1 D
+        logits, h = self.cache.read(candidates.reshape(-1, 1))  # r 1 v, r 1 D
         h = F.normalize(h.float(), dim=-1)
         return logits.view(*candidates.shape, -1), h.view(*candidates.shape, -1), self.hidden[:, None]
 
@@ -238,8 +239,10 @@ class LookAhead:
         k = candidates.shape[1]
         texts = torch.cat((idx.repeat_interleave(k, dim=0), candidates.reshape(-1, 1)), dim=1)[:, -self.limit :]
         pad = self._padding(idx.shape[1] + 1 - texts.shape[1])
-        cache = KVCache(self.llama, *texts.shape, None if pad is None else pad.repeat_interleave(k))
-        logits, h = self.llama(texts, cache=cache)  # r 1 v, r s D
+        if pad is None:
+            logits, h = self.llama(texts)  # r 1 v, r s D
+        else:
+            logits, h = KVCache(self.llama, *texts.shape, pad.repeat_interleave(k)).read(texts)
         h = F.normalize(h.float(), dim=-1).unflatten(0, candidates.shape)
         return logits.view(*candidates.shape, -1), h[:, :, -1], h[:, :, :-1]
 

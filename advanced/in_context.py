@@ -33,8 +33,9 @@ from torch import nn
 from advanced.prompts import CHANNEL_TEMPLATE
 from advanced.reading import Listening
 from advanced.zero_shot import CONTENT_FREE, Calibrated, Channel
-from base_llama import AttentionContext
+from engine.context import AttentionContext
 from engine.data import Example
+from engine.passes import hidden_states
 from llama import Llama
 from tokenizer import Tokenizer
 from utils import UserError
@@ -116,7 +117,7 @@ class Demonstrations(nn.Module):
             tokens = torch.tensor([[*self.begin, *self.shown.tolist()]], device=device)  # 1 p
             self.heard = Listening()
             context = AttentionContext.of_text(tokens.shape[1], True, device)._replace(cache=self.heard)
-            self.llama.encode(self.llama.embed(tokens), context)
+            hidden_states(self.llama, tokens, context)
         return self.heard
 
 

@@ -26,9 +26,12 @@ from torch import nn
 
 from advanced.reading import Heard, Listening, context_after, is_within
 from advanced.table import METHODS
-from base_llama import AttentionContext, causal_mask, sequence_lengths
+from base_llama import causal_mask, sequence_lengths
 from classifier import Reader, read_last
 from engine.batches import ids_before
+from engine.context import AttentionContext
+from engine.families import reads_last
+from engine.passes import embed, hidden_states
 from llama import Llama
 from tokenizer import Tokenizer
 from utils import QUESTION, UserError, prompt_suffix
@@ -67,7 +70,7 @@ class LabelWords(nn.Module):
     def log_likelihoods(self, token_ids: torch.Tensor) -> torch.Tensor:
         """log P(words of a label | text). token_ids: b s, right-padded -> b c"""
         prefixes = proper_prefixes(self.word_ids)
-        if self.llama.config.is_causal and self.read is read_last:
+        if self.llama.config.is_causal and reads_last(self):
             longest = [one for one in prefixes if not any(is_longer(other, one) for other in prefixes)]
             after = self.after_each(token_ids, longest)  # b v for each prefix
         else:
@@ -86,11 +89,11 @@ class LabelWords(nn.Module):
         llama, (tokens, context) = self.llama, context_after(self.read_before(), token_ids, len(self.begin))
         context = context._replace(cache=context.cache or Listening())
         at = sequence_lengths(token_ids, self.pad_id) - 1 - (token_ids.shape[1] - tokens.shape[1])  # b: the last tokens
-        states = llama.encode(llama.embed(tokens), context, at)  # b 1 D
-        after = {(): self.log_probabilities(states[:, 0])}
+        states = hidden_states(llama, tokens, context)  # b s D
+        after = {(): self.log_probabilities(states[torch.arange(len(at), device=at.device), at])}
         if prefixes:
             behind = context_behind(context.cache, context.start + at + 1, prefixes)
-            behind = llama.encode(self.embed_behind(prefixes, at), behind)  # b*m k D
+            behind = hidden_states(llama, context=behind, embedded=self.embed_behind(prefixes, at))  # b*m k D
             behind = behind.unflatten(0, (len(at), len(prefixes)))  # b m k D
             for number, ids in enumerate(prefixes):
                 after |= {ids[:t]: self.log_probabilities(behind[:, number, t - 1]) for t in range(1, len(ids) + 1)}
@@ -103,7 +106,7 @@ class LabelWords(nn.Module):
         """
         k = max(map(len, prefixes))
         ids = [token for prefix in prefixes for token in (*prefix, *prefix[-1:] * (k - len(prefix)))]  # m*k
-        embedded = self.llama.embed(torch.tensor(ids, device=at.device)).unflatten(0, (-1, k))  # m k D
+        embedded = embed(self.llama, torch.tensor(ids, device=at.device)).unflatten(0, (-1, k))  # m k D
         return embedded.repeat(len(at), 1, 1)
 
     def log_probabilities(self, states: torch.Tensor) -> torch.Tensor:
@@ -153,7 +156,7 @@ def context_behind(texts: Listening, lengths: torch.Tensor, prefixes: Sequence[I
     m, k, s = len(prefixes), max(map(len, prefixes)), texts.length
     lengths = lengths.repeat_interleave(m)  # b*m
     is_text = is_within(lengths, s)  # b*m s
-    own = causal_mask(k, k, lengths.device).expand(len(lengths), 1, k, k)
+    own = causal_mask(k, lengths.device).expand(len(lengths), 1, k, k)
     mask = torch.cat((is_text[:, None, None].expand(-1, 1, k, s), own), dim=-1)  # b*m 1 k s+k
     return AttentionContext(start=lengths, mask=mask, cache=Heard(texts, m))
 

@@ -34,10 +34,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from advanced.added import AddedVectors, context_among
+from advanced.added import AddedVectors
 from advanced.reading import Listening
-from base_llama import AttentionContext, KVCache
+from engine.cache import KVCache
+from engine.context import AttentionContext, with_context
 from engine.methods import pretrained_of
+from engine.passes import hidden_states
 from llama import Llama
 
 
@@ -52,18 +54,20 @@ class Prefix(AddedVectors):
         table = pretrained.tok_embeddings.weight
         drawn = torch.randint(pretrained.config.vocab_size, (1, self.length), device=table.device)  # 1 p
         for layer, (key, value) in zip(pretrained.layers, keys_and_values(pretrained, drawn), strict=True):
+            if isinstance(pretrained, Llama):
+                layer.attention.__class__ = with_context(type(layer.attention))
             layer.attention.prefix_key, layer.attention.prefix_value = nn.Parameter(key), nn.Parameter(value)  # g p d
             layer.attention.register_forward_pre_hook(self.add, with_kwargs=True)
 
     def add(
         self, attention: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Put the prefix before the text. inputs: x, b s D, and perhaps a context or, in a BERT, a mask"""
+        """Put the prefix before the text. inputs: x, b s D, and perhaps, in a BERT, a mask"""
         x = inputs[0]
         if not hasattr(attention, "is_causal"):  # of a BERT
             mask = next(iter((*inputs[1:], *named.values())), None)
             return (x, self.widened(mask), Prefixed(attention, None)), {}
-        context = context_among(inputs, named) or AttentionContext.of_text(x.shape[1], attention.is_causal, x.device)
+        context = attention.context or AttentionContext.of_text(x.shape[1], attention.is_causal, x.device)
         return (x, context._replace(mask=self.widened(context.mask), cache=Prefixed(attention, context.cache))), {}
 
     def widened(self, mask: torch.Tensor | None) -> torch.Tensor | None:
@@ -95,7 +99,7 @@ def keys_and_values(model: nn.Module, token_ids: torch.Tensor) -> list[tuple[tor
     listening = Listening()
     if isinstance(model, Llama):
         context = AttentionContext.of_text(token_ids.shape[1], model.config.is_causal, token_ids.device)
-        model.encode(model.embed(token_ids), context._replace(cache=listening))
+        hidden_states(model, token_ids, context._replace(cache=listening))
     else:
         h = model.embeddings(token_ids)  # 1 p D
         for layer in model.layers:

@@ -17,8 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from base_llama import AttentionContext, causal_mask, sequence_lengths
-from classifier import read_last
+from base_llama import sequence_lengths
+from engine.cache import last_rows
+from engine.context import AttentionContext
+from engine.families import reads_last
+from engine.passes import embed, hidden_states
 from llama import Llama
 from utils import UserError
 
@@ -51,27 +54,24 @@ class TextRepresentation(nn.Module):
         is_real = is_within(lengths, token_ids.shape[1])  # b s
         h = self.embed(llama, token_ids)  # b p+s D
         before = h.shape[1] - token_ids.shape[1]
-        context = self.see(llama, is_real, before)
+        states = hidden_states(llama, context=self.see(llama, is_real, before), embedded=h)  # b p+s D
         if self.pool in ("mean", "attention"):
-            return pooled(llama.encode(h, context)[:, before:], is_real, self.pool, self.query)
+            return pooled(states[:, before:], is_real, self.pool, self.query)
         reads_last_real = llama.config.is_causal or self.hides_padding or self.pool == "last"
         at = before + lengths - 1 if reads_last_real else torch.full_like(lengths, h.shape[1] - 1)  # b
-        return llama.encode(h, context, at)[:, 0]  # b D
+        return states[torch.arange(len(at), device=at.device), at]  # b D
 
     def embed(self, llama: Llama, token_ids: torch.Tensor) -> torch.Tensor:
         """token_ids: b s -> b p+s D"""
-        h = llama.embed(token_ids)  # b s D
+        h = embed(llama, token_ids)  # b s D
         if self.prompt is None:
             return h
         return torch.cat((self.prompt.to(h.dtype).expand(len(h), -1, -1), h), dim=1)
 
-    def see(self, llama: Llama, is_real: torch.Tensor, before: int) -> AttentionContext:
-        """The mask. is_real: b s. before: the number of vectors before the text, which are always seen."""
-        if llama.config.is_causal:
-            length = before + is_real.shape[1]
-            return AttentionContext(mask=causal_mask(length, length, is_real.device))  # p+s p+s
-        if not self.hides_padding:
-            return AttentionContext()
+    def see(self, llama: Llama, is_real: torch.Tensor, before: int) -> AttentionContext | None:
+        """The mask; None: the model's own. is_real: b s. before: the number of vectors before the text, always seen."""
+        if llama.config.is_causal or not self.hides_padding:
+            return None
         is_seen = torch.cat((is_real.new_ones(len(is_real), before), is_real), dim=1)  # b p+s
         return AttentionContext(mask=is_seen[:, None, None, :])  # b 1 1 p+s: all queries see the same
 
@@ -130,7 +130,7 @@ def context_after(
     if before is None:
         return token_ids, AttentionContext.of_text(token_ids.shape[1], True, token_ids.device)
     p, s = before.length, token_ids.shape[1] - begin
-    return token_ids[:, begin:], AttentionContext(p, causal_mask(s, p + s, token_ids.device), cache=Continued(before))
+    return token_ids[:, begin:], AttentionContext(p, last_rows(s, p + s, token_ids.device), cache=Continued(before))
 
 
 class Heard:
@@ -156,7 +156,7 @@ def reading_of(model: nn.Module) -> TextRepresentation:
     `UserError` is raised after its first outputs.
     """
     if not isinstance(getattr(model, "read", None), TextRepresentation):
-        if getattr(model, "read", None) is not read_last:
+        if not reads_last(model):
             raise UserError("this classifier reads a text in its own way, which a method cannot change")
         model.read = TextRepresentation()
         model.register_forward_hook(_check_that_read_was_called)

@@ -35,6 +35,7 @@ from advanced.table import METHODS
 from base_llama import sequence_lengths
 from engine.batches import EncodingRules, LlamaDataset, ids_before
 from engine.data import NO_GOLD_LABEL, Example
+from engine.passes import hidden_states
 from engine.processes import Batch, Distributed
 from engine.tasks import Classification
 from engine.training import evaluate
@@ -206,7 +207,7 @@ class Channel(nn.Module):
         sentence = token_ids[:, n:]  # b t
         text = torch.cat((token_ids[:, :n], before.expand(len(sentence), -1), sentence), dim=1)  # b p+s
         text, context = context_after(self.read_before(), text, n)
-        states = self.llama.encode(self.llama.embed(text), context)  # b p+s D, or without bos
+        states = hidden_states(self.llama, text, context)  # b p+s D, or without bos
         states = states[:, -sentence.shape[1] - 1 : -1]  # b t D: each before the token that it predicts
         is_real = is_within(sequence_lengths(token_ids, self.pad_id), token_ids.shape[1])[:, n:]  # b t
         parts = zip(states[is_real].split(LOGITS_AT_ONCE), sentence[is_real].split(LOGITS_AT_ONCE), strict=True)

@@ -14,9 +14,9 @@ from torch import nn
 
 from bert.config import BertConfig
 from bert.model import Bert, BertAttention
+from engine.equivalence import Case, Comparison, EquivalenceCheck
 from fast.apply import Choice, LinearKernel
 from fast.attention import may_hide_nan
-from fast.equivalence import Case, Comparison, EquivalenceCheck
 from fast.kernel import has_hooks, own_methods
 from fast.layers import CheckedKernel, has_more
 from fast.plan import KernelPlan, plan_linears, plan_parts

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
+from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier, read_last
 from config import LlamaConfig
 from engine.batches import EncodingRules, LlamaDataset, Sentences
 from engine.data import Example
@@ -23,8 +23,8 @@ from engine.finding import is_gguf, tokenizer_name
 from engine.methods import Method
 from engine.plan import Plan
 from engine.programs import import_part, require_folder
-from engine.weights import load_pretrained, shape_errors
-from llama import Llama
+from engine.weights import load_pretrained, shape_errors, takes_mask
+from llama import Attention, Llama
 from tokenizer import Tokenizer
 from utils import UserError, join_names, short_repr, warn
 
@@ -87,6 +87,10 @@ def part_of(state: dict[str, Any], part: str) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------------------------------------- Llamas
 
+NO_MASK = (
+    "a causal model needs a mask: add the argument mask=None (bool, True where a query may see a key) to "
+    "Attention.compute_query_key_value_scores in llama.py"
+)
 HEADS = {"linear": LlamaEmbeddingClassifier, "label words": LlamaZeroShotClassifier}  # advanced/ has more heads
 
 
@@ -101,6 +105,8 @@ class LlamaFamily(ModelFamily):
 
     def reopen(self, saved: dict[str, Any], path: str) -> tuple[Llama, Tokenizer]:
         config = LlamaConfig.from_checkpoint(saved["model_config"]["model_args"])
+        if config.is_causal and not takes_mask(Attention):
+            raise UserError(NO_MASK)
         require_shapes(shape_errors(part_of(saved["model"], "llama"), config))
         vocabulary, max_len = saved["tokenizer"].numpy().tobytes(), saved["max_sentence_len"]
         kind = _json_tokenizers(path) if vocabulary.startswith(b"{") else Tokenizer
@@ -160,6 +166,11 @@ def load_llama(
         read = read_tokenizer(tokenizer or tokenizer_name(path), max_sentence_len)
         llama = load_pretrained(path, attention, norm, precision)
     require_vocabulary(read, llama, path)
+    if llama.config.is_causal and not takes_mask(Attention):
+        if attention is not None:
+            raise UserError(NO_MASK)
+        warn(f"{NO_MASK}; {path} is read with --attention bidirectional")
+        return load_llama(path, tokenizer, "bidirectional", max_sentence_len, norm, precision)
     return llama, read
 
 
@@ -203,6 +214,12 @@ def settings_of(model: nn.Module) -> dict[str, Any]:
     head = (own, {}) if own else (model.name, model.settings) if hasattr(model, "name") else None
     dropout = getattr(model, "dropout", None)
     return model_settings(head, model.num_labels, 0.0 if dropout is None else dropout.p)
+
+
+def reads_last(model: nn.Module) -> bool:
+    """Whether a classifier reads texts by `classifier.read_last`, or by a kernel in its place."""
+    read = getattr(model, "read", None)
+    return getattr(read, "replaces", read) is read_last
 
 
 # ------------------------------------------------------------------------------------------------ which one

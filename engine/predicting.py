@@ -1,4 +1,6 @@
-"""`--option predict`: from an input of sentences to lines of predictions, or to rows with the input's columns."""
+"""`--option predict`: from an input of sentences to lines of predictions, or to rows with the input's columns;
+and `--option perplexity`.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,13 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import IO, TYPE_CHECKING
 
-from engine.columns import has_columns
+from engine.columns import check_format, has_columns, read_texts
 from engine.data import format_line
 from engine.programs import Default
-from engine.reports import opened_output, print_count, warn_of_long_sentences
+from engine.reports import load_llama, opened_output, print_count, warn_of_long_sentences
 from engine.stream import shown_before_waiting
 from engine.tables import Row, TableWriter, names_of_rows, read_rows
+from utils import UserError, read_text
 
 if TYPE_CHECKING:
     from engine.plan import ComputeSettings
@@ -79,3 +82,22 @@ def line_of(prediction: Prediction, label: int | str, with_probabilities: bool) 
     probabilities = [f"{probability:.6f}" for probability in prediction.probabilities]
     sentence = prediction.sentence.replace("\t", " ")  # tabs separate the columns
     return "\t".join((str(label), *probabilities, sentence)) + "\n"
+
+
+def perplexity(args: Namespace, compute: ComputeSettings) -> None:
+    """Measure how well the language model predicts a text."""
+    from engine import saved
+    from engine.runs import compute_fast
+
+    check_format(args.input)
+    text = "\n".join(read_texts(args.input, args.columns)) if has_columns(args.input) else read_text(args.input)
+    if not text.strip():
+        raise UserError(f"--input {args.input} holds no text")
+    llama, tokenizer = load_llama(args, compute)
+    if not llama.config.is_causal:
+        raise UserError("a bidirectional model sees the tokens that it would predict; add --attention causal")
+    compute_fast(llama, compute, trains=False)
+    result = saved.perplexity(llama, tokenizer, text, args.batch_size)
+    print(f"{result.tokens} tokens in {args.input}")
+    print(f"nats a token :: {result.nats_per_token:.4f}, bits a byte :: {result.bits_per_byte:.4f}")
+    print(f"perplexity :: {result.perplexity:.3f}")

@@ -6,9 +6,12 @@ This module parses no arguments and prints nothing but warnings.
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import importlib.util
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -195,13 +198,22 @@ def _check_size(numbers: int, insists: bool) -> None:
         warn("4 bits cost quality in models of under 100 M parameters; int8 loses less")
 
 
+def decoding_module() -> ModuleType | None:
+    """engine/decoding.py; None in a hand-out, which has neither the cache nor the sampling that it uses."""
+    name = "engine.decoding"
+    return None if importlib.util.find_spec(name) is None else importlib.import_module(name)
+
+
 def generator_of(llama: Llama, compute: ComputeSettings, tokens: int) -> Any:
-    """The fastest decoder for `tokens` tokens, with a method `generate` like the model's; perhaps the model itself."""
+    """The fastest `decoding.Decoder` for `tokens` tokens; None where engine/decoding.py is not here."""
+    if (decoding := decoding_module()) is None:
+        compute_fast(llama, compute, trains=False, generates=True)
+        return None
     fast, precision = import_folder("fast") if compute.kernels == "auto" else None, compute.precision
     if fast is not None and precision == "fp32" and compute.device.type == "cpu" and fast.is_small_job(llama, tokens):
-        return llama  # choosing kernels would take longer
+        return decoding.Decoder(llama)  # choosing kernels would take longer
     compute_fast(llama, compute, trains=False, generates=True)
-    return llama if fast is None else fast.decoder(llama, precision, tokens=tokens)
+    return decoding.Decoder(llama) if fast is None else fast.decoder(llama, precision, tokens=tokens)
 
 
 def search_of(

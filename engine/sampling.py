@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from base_llama import truncate
-from llama import likeliest, sample_next
+from utils import UserError
+
+Choose = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # logits b v, idx b s -> b 1
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Sampling:
 
     @property
     def is_plain(self) -> bool:
-        """Whether only the temperature is set, so that `llama.sample_next` gives the same tokens."""
+        """Whether only the temperature is set, so that `sample_next` gives the same tokens."""
         return self.repetition_penalty is None and (self.temperature == 0.0 or self.limits == (None,) * 4)
 
     @property
@@ -59,11 +60,31 @@ class Sampling:
         return self.top_k, self.top_p, self.epsilon, self.min_p
 
 
-Choose = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # logits b v, idx b s -> b 1
+def sample_next(
+    logits: torch.Tensor, temperature: float = 1.0, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """Choose the next token of each row, b v -> b 1; without a random number at temperature 0. Raises `ValueError`."""
+    if not 0.0 <= temperature < math.inf:
+        raise ValueError(f"temperature={temperature} must be at least 0 and finite")
+    best, largest = likeliest(logits)
+    if temperature == 0.0:
+        return best
+    # the maximum is subtracted first, so that a very small temperature does not overflow
+    probs = ((logits.float() - largest.float()) / temperature).softmax(dim=-1)  # b v
+    return torch.multinomial(probs, num_samples=1, generator=generator)  # b 1
+
+
+def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The most likely token of each row and its logit. b v -> b 1, b 1. Raises `UserError` if a logit is not finite."""
+    best = logits.argmax(dim=-1, keepdim=True)  # b 1
+    largest = logits.gather(-1, best)  # b 1: NaN if any logit of the row is
+    if not torch.isfinite(largest).all():
+        raise UserError("the model's logits are not finite: its weights are damaged, or the code computes them wrongly")
+    return best, largest
 
 
 def chooser(sampling: Sampling, generator: torch.Generator | None = None, pad: torch.Tensor | None = None) -> Choose:
-    """A function that replaces `llama.sample_next`, for the argument `choose` of `Llama.generate`.
+    """A function that replaces `sample_next`, for the argument `choose` of `decoding.continue_texts`.
 
     pad: b, the number of padding tokens at the start of each row.
     """
@@ -107,3 +128,30 @@ def drop(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     _, largest = likeliest(logits)
     probs = ((logits.float() - largest.float()) / sampling.temperature).softmax(dim=-1)  # b v
     return logits.masked_fill(truncate(probs, *sampling.limits) == 0.0, -math.inf)
+
+
+def truncate(
+    probs: torch.Tensor,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    epsilon: float | None = None,
+    min_p: float | None = None,
+) -> torch.Tensor:
+    """Set the probabilities of dropped tokens to 0; the sum is not scaled to 1. b v -> b v. See `Sampling`."""
+    dropped = torch.zeros_like(probs, dtype=torch.bool)
+    if top_k is not None or top_p is not None:
+        sorted_probs, order = probs.sort(dim=-1, descending=True, stable=True)
+        rank = order.argsort(dim=-1)  # b v: 0 for the most likely token
+        if top_k is not None:
+            dropped |= rank >= min(top_k, probs.shape[-1])
+            sorted_probs = sorted_probs.masked_fill(dropped.gather(-1, order), 0.0)
+        if top_p is not None:
+            sorted_probs = sorted_probs / sorted_probs.sum(-1, keepdim=True)
+            mass_before = sorted_probs.cumsum(-1) - sorted_probs  # b v: the sum over the more likely tokens
+            dropped |= (mass_before >= top_p).gather(-1, rank)
+    if min_p is not None:
+        dropped |= probs < min_p * probs.amax(-1, keepdim=True)
+    if epsilon is not None:
+        kept = probs.masked_fill(dropped, 0.0)
+        dropped |= kept < epsilon * kept.sum(-1, keepdim=True)
+    return probs.masked_fill(dropped.scatter(-1, probs.argmax(-1, keepdim=True), False), 0.0)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,11 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from base_llama import AttentionContext
-from config import LlamaConfig
-from explore.look import ForwardRecord, read, replaced
+from engine.context import rotate
+from explore.look import ForwardRecord, read, replaced, with_attention
 from llama import Attention, Llama, LlamaLayer
-from rope import rotate
 
 
 class Break(NamedTuple):
@@ -34,11 +31,11 @@ class Break(NamedTuple):
 BREAKS = {
     "mask": Break("llama.py", "scores = scores.masked_fill(~mask, float", "mask.md"),
     "scores": Break("llama.py", "scores = query @ key.transpose", "attention.md"),
-    "halves": Break("rope.py", "pairs = torch.view_as_complex", "rope.md"),
+    "halves": Break("rope.py", "pairs = (torch.view_as_complex", "rope.md"),
     "position": Break("llama.py", "query, key = apply_rotary_emb", "rope.md"),
-    "heads": Break("llama.py", "x.repeat_interleave(self.n_rep", "grouped-queries.md"),
-    "repeat": Break("llama.py", "x.repeat_interleave(self.n_rep", "grouped-queries.md"),
-    "residual": Break("llama.py", "h = residual + self.attention", "layer.md"),
+    "heads": Break("llama.py", "part.repeat_interleave(self.n_rep", "grouped-queries.md"),
+    "repeat": Break("llama.py", "part.repeat_interleave(self.n_rep", "grouped-queries.md"),
+    "residual": Break("llama.py", "h = x + self.attention", "layer.md"),
     "gelu": Break("llama.py", "return self.dropout(self.w2(F.silu", "swiglu.md"),
     "norm": Break("llama.py", "return x * torch.rsqrt(x.pow(2)", "rmsnorm.md"),
 }
@@ -82,9 +79,7 @@ def read_broken(llama: Llama, ids: Sequence[int], switches: Switches) -> Forward
 def broken(llama: Llama, switches: Switches) -> Iterator[None]:
     """Change a model inside the block; after it the model is as before."""
     with ExitStack() as undone:
-        kept = llama.config
-        undone.callback(_set_kind, llama, kept)
-        _set_kind(llama, dataclasses.replace(kept, attention=switches.attention_of(llama)))
+        undone.enter_context(with_attention(llama, switches.attention_of(llama)))
 
         def put(module: nn.Module, name: str, function: Callable[..., Any]) -> None:
             undone.enter_context(replaced(module, name, function))
@@ -98,18 +93,33 @@ def broken(llama: Llama, switches: Switches) -> Iterator[None]:
             if "gelu" in switches.breaks:
                 put(layer.feed_forward, "forward", _with_gelu(layer.feed_forward))
             if f"{number}" in switches.off:
-                put(layer, "forward", _unchanged)
+                undone.enter_context(_of_class(layer, LayerThatIsOff))
             elif "residual" in switches.breaks:
-                put(layer, "forward", _without_residual(layer))
+                undone.enter_context(_of_class(layer, LayerWithoutResidual))
         for norm in (module for module in llama.modules() if hasattr(module, "_norm") and "norm" in switches.breaks):
             put(norm, "_norm", _without_square(norm))
         yield
 
 
-def _set_kind(llama: Llama, config: LlamaConfig) -> None:
-    llama.config = config
-    for layer in llama.layers:
-        layer.attention.is_causal = config.is_causal
+class LayerWithoutResidual(LlamaLayer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.feed_forward(self.ffn_norm(self.attention(self.attention_norm(x))))
+
+
+class LayerThatIsOff(LlamaLayer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+@contextmanager
+def _of_class(layer: LlamaLayer, kind: type[LlamaLayer]) -> Iterator[None]:
+    """A class, not a function: so a layer that a cache shares (`engine.context`) calls its own attention."""
+    kept = type(layer)
+    layer.__class__ = kind
+    try:
+        yield
+    finally:
+        layer.__class__ = kept
 
 
 def _attend(attention: Attention, number: int, switches: Switches) -> Callable[..., torch.Tensor]:
@@ -123,7 +133,7 @@ def _attend(attention: Attention, number: int, switches: Switches) -> Callable[.
             query = query * math.sqrt(attention.head_dim)
         if "position" in breaks:  # turned once more, by the angle of one position
             each = query.transpose(1, 2).flatten(0, 1)[:, None]  # bs 1 h d
-            turned = rotate(each, attention.head_dim, 2, attention.rope_theta, 1, attention.rope_scaling)
+            turned = rotate(each, 1, attention.head_dim, 2, *attention.rope)
             query = turned.view_as(query.transpose(1, 2)).transpose(1, 2)
         if {"heads", "repeat"} & {*breaks}:
             n_kv_heads = 1 if "heads" in breaks else attention.n_kv_heads
@@ -155,14 +165,3 @@ def _with_gelu(module: nn.Module) -> Callable[..., torch.Tensor]:
 
 def _without_square(norm: nn.Module) -> Callable[..., torch.Tensor]:
     return lambda x: x * torch.rsqrt(x.mean(-1, keepdim=True) + norm.eps)
-
-
-def _without_residual(layer: LlamaLayer) -> Callable[..., torch.Tensor]:
-    def forward(x: torch.Tensor, context: AttentionContext | None = None) -> torch.Tensor:
-        return layer.feed_forward(layer.ffn_norm(layer.attention(layer.attention_norm(x), context)))
-
-    return forward
-
-
-def _unchanged(x: torch.Tensor, context: AttentionContext | None = None) -> torch.Tensor:
-    return x if context is None else context.queries(x)

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier, read_last
+from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
+from engine.families import reads_last
 from engine.programs import import_part
 from explore.broken import BREAKS, Break
 from explore.decision import MOST_TOKENS, OCCLUDED_POSITIONS
@@ -156,7 +157,7 @@ def page_of_classifier(inspected: InspectedModel) -> dict[str, Any] | None:
     model = inspected.classifier
     if model is None:
         return None
-    if not isinstance(model, (LlamaEmbeddingClassifier, LlamaZeroShotClassifier)) or model.read is not read_last:
+    if not isinstance(model, (LlamaEmbeddingClassifier, LlamaZeroShotClassifier)) or not reads_last(model):
         raise UserError(f"{inspected.name} has a head of advanced/, which the page cannot compute; use --serve")
     tokenizer = inspected.tokenizer
     return {

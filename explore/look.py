@@ -14,7 +14,7 @@ Shapes: s query position, t key position, L layers, h heads, d head dim, D model
 
 from __future__ import annotations
 
-import inspect
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from base_llama import AttentionContext, causal_mask
 from config import ATTENTION_KINDS, LlamaConfig
+from engine.weights import takes_mask
 from llama import Attention, Llama
 from rope import apply_rotary_emb
 from utils import UserError
@@ -51,25 +51,30 @@ def read(llama: Llama, ids: Sequence[int], attention: str) -> ForwardRecord | No
     positions to the text.
     """
     tokens = torch.tensor([[*ids]], device=next(llama.parameters()).device)  # 1 s
-    is_own = attention == llama.config.attention
-    if not is_own and not takes_mask(llama.layers[0].attention):
+    if attention != llama.config.attention and not takes_mask(llama.layers[0].attention):
         return None
-    with recorded(llama) as record, torch.inference_mode():
-        if is_own:
-            logits, _ = llama(tokens, targets=tokens)  # 1 s v
-        else:
-            causal = causal_mask(len(ids), len(ids), tokens.device)  # s t
-            mask = causal if attention == "causal" else torch.ones_like(causal)
-            logits = llama.output(llama.encode(llama.embed(tokens), AttentionContext(mask=mask)))
-        record.logits = logits[0]
+    with recorded(llama) as record, with_attention(llama, attention), torch.inference_mode():
+        record.logits = llama(tokens, targets=tokens)[0][0]  # s v
     if any(weights.shape[1:] != (len(ids), len(ids)) for weights in record.attention):
         raise UserError("a method of this model adds positions to a text, which the page cannot show")
     return record
 
 
-def takes_mask(attention: Attention) -> bool:
-    """Whether the scores can be masked. The assignment's first editions have no mask."""
-    return len(inspect.signature(attention.compute_query_key_value_scores).parameters) > 3
+@contextmanager
+def with_attention(llama: Llama, attention: str) -> Iterator[None]:
+    """Let a model have this kind of attention inside the block."""
+    kept = llama.config
+    _set_config(llama, dataclasses.replace(kept, attention=attention))
+    try:
+        yield
+    finally:
+        _set_config(llama, kept)
+
+
+def _set_config(llama: Llama, config: LlamaConfig) -> None:
+    llama.config = config
+    for layer in llama.layers:
+        layer.attention.is_causal = config.is_causal
 
 
 @contextmanager

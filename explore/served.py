@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from base_llama import KVCache
-from engine.sampling import Sampling, drop
+from engine.cache import KVCache
+from engine.context import rotate
+from engine.decoding import logits_after
+from engine.passes import why_no_context
+from engine.sampling import Sampling, drop, likeliest
 from explore.broken import Switches, broken, read_broken
 from explore.decision import MOST_TOKENS, TEXTS_AT_ONCE, neighbours_together, occluded, occlusion_starts, probabilities
 from explore.inspected import InspectedModel, to_bytes, whole_in_units
 from explore.look import ForwardRecord, lenses
-from llama import likeliest
-from rope import rotate
 from utils import UserError
 
 CANDIDATES, NEXT_SHOWN, QUERIES_SHOWN = 8, 12, 32  # as in page/live/
@@ -158,15 +159,15 @@ class Answers:
     def _last_logits(self, use: str, ids: list[int], switches: Switches) -> torch.Tensor:
         """1 v. A causal model computes only what is new behind a text that it has read."""
         with broken(self.llama, switches):
-            if not self.llama.config.is_causal:
-                return self.llama.next_logits(self._tensor(ids))
+            if not self.llama.config.is_causal or why_no_context(self.llama) is not None:
+                return logits_after(self.llama, self._tensor(ids))
             kept = self.caches.pop(use, None)  # code that raises leaves half a token in a cache
             is_longer = kept is not None and kept[0] == switches and kept[1] == ids[: len(kept[1])] != ids
             cache = kept[2] if is_longer and len(ids) <= kept[2].shape[3] else None
             if cache is None:
                 room = min(self.llama.config.max_seq_len, max(256, 2 * len(ids)))
                 cache = KVCache(self.llama, 1, room)
-            logits = self.llama.next_logits(self._tensor(ids), cache)
+            logits = logits_after(self.llama, self._tensor(ids), cache)
             self.caches = {**dict([*self.caches.items()][-4:]), use: (switches, ids, cache)}
             return logits
 
@@ -230,8 +231,8 @@ class Answers:
         """One head's vectors after the rotation; first: the position of the first one. x: s d -> s d"""
         config, has_halves = self.llama.config, "halves" in switches.breaks
         x = x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2) if has_halves else x
-        angles = (config.head_dim, config.max_seq_len, config.rope_theta)
-        turned = rotate(x[None, :, None], *angles, first, config.rope_scaling)[0, :, 0]
+        angles = (config.head_dim, config.max_seq_len, config.rope_theta, config.rope_scaling)
+        turned = rotate(x[None, :, None], first, *angles)[0, :, 0]
         return turned.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) if has_halves else turned
 
     def _tensor(self, ids: Sequence[int]) -> torch.Tensor:

@@ -13,11 +13,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from config import PRECISIONS, ROUNDING
+from engine.context import ContextAttention
+from engine.equivalence import notice
 from engine.weights import is_large
 from fast import linear, onednn
-from fast.attention import BY_PRODUCTS_FROM, FusedAttention, scores_check
+from fast.attention import BY_PRODUCTS_FROM, FusedAttention, FusedContextAttention, scores_check
 from fast.attention_products import BY_PRODUCTS, TRAINED_BY_PRODUCTS, ways_read, ways_trained
-from fast.equivalence import notice
+from fast.last_position import read_as_written, read_one_position
 from fast.layers import FEED_FORWARD_CHECK, RMS_NORM_CHECK, FusedFeedForward, FusedRMSNorm, swiglu
 from fast.linear import Bf16Linear, Int4Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear
 from fast.measure import MEASURED, fastest
@@ -73,8 +75,9 @@ def accelerate(
     (`fast.kernel`); kernels of an earlier call are taken away first. Parameters stay the same objects under the same
     names, with the same float32 values in fp32 and bf16; int8 and int4 round them for good, for inference. A layer that
     something else has replaced stays as it is, and no kernel computes what llama.py, as it stands in this process, does
-    not (`fast.equivalence`). On a CPU, freed memory is kept for later steps (`fast.memory`); for CUDA, attention
-    through cuDNN is switched off in this process.
+    not (`engine.equivalence`). A classifier that reads one position computes the last layer there alone. On a CPU,
+    freed memory is kept for later steps (`fast.memory`); for CUDA, attention through cuDNN is switched off in this
+    process.
     Returns what was chosen. Raises `ValueError` for an unknown precision.
     """
     if precision not in PRECISIONS:
@@ -87,6 +90,7 @@ def accelerate(
     if purpose.device.type == "cuda":  # cuDNN plans attention in bfloat16 anew for each length of a text: 0.1 to 0.7 s
         torch.backends.cuda.enable_cudnn_sdp(False)
     others = _others(model)
+    read_as_written(model)
     take_away_kernels(model, LLAMA_KERNELS.union(*(planner.BERT_KERNELS for _, planner in others)))
     plan: KernelPlan = {}
     llamas = [module for module in model.modules() if isinstance(module, Llama)]
@@ -96,6 +100,7 @@ def accelerate(
         if precision != "fp32":
             notice(f"a {type(module).__name__} is computed in fp32, whatever the precision")
     apply_plan(plan, model)
+    read_one_position(model)
     return choices
 
 
@@ -131,6 +136,7 @@ def _plan_llamas(plan: KernelPlan, llamas: list[Llama], purpose: Purpose) -> lis
             trained = {torch.bfloat16} if TRAINED_BY_PRODUCTS in attention.kernel else set()
             settings = {"products_from": products_from, "trained_by_products": trained}
             plan_parts(plan, llama, Attention, FusedAttention.from_attention, **settings)
+            plan_parts(plan, llama, ContextAttention, FusedContextAttention.from_attention, **settings)
         pass_on_bf16(plan, llama, purpose.device, generates=purpose.generates)
     return [linear, layers, attention]
 

@@ -7,15 +7,13 @@ from typing import Any
 
 from torch import nn
 
-from base_llama import LayerNorm
 from config import LlamaConfig
 from engine.weights import blueprint
 from fast.kernel import has_hooks, own_methods
 from fast.plan import LLAMA_KERNELS
-from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
+from llama import NORMS, Attention, FeedForward, Llama, LlamaLayer
 
 LLAMA_MODULES = {nn.ModuleList, nn.Embedding, nn.Dropout, LlamaLayer, Attention, FeedForward, nn.Linear}
-NORMS = {"rms": RMSNorm, "layer": LayerNorm}  # of a config's `norm`
 
 
 def kinds_of(llama: Llama) -> list[type]:

@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from base_llama import causal_mask
 from config import LlamaConfig
+from engine.context import ContextAttention
+from engine.equivalence import Case, Comparison, EquivalenceCheck
 from fast.attention_products import MOST_QUERIES, attention_by_products, trained_by_products
-from fast.equivalence import Case, Comparison, EquivalenceCheck
 from fast.kernel import has_hooks, own_methods, replace
 from fast.layers import CheckedKernel, has_more
 from fast.linear import readable
@@ -80,8 +80,6 @@ class FusedAttention(CheckedKernel, Attention):
         if not is_known or may_hide_nan(query, key) or not self.may_compute(scores_check(query.device.type)):
             return super().compute_query_key_value_scores(query, key, value, *others, **named)
         (mask,) = others or (named.get("mask"),)
-        if mask is None and self.is_causal and query.shape[2] > 1:
-            mask = causal_mask(query.shape[2], key.shape[2], query.device)
         is_causal = mask is not None and is_lower_triangle(mask)  # which the kernel has a faster way for
         if mask is not None and not is_causal and mask.device.type == "cpu" and not mask.any(-1).all():
             # a query that sees nothing gives NaN in llama.py and 0 in the kernel (a GPU would have to wait for this)
@@ -105,6 +103,16 @@ class FusedAttention(CheckedKernel, Attention):
         if type(dropout) is not nn.Dropout or has_hooks(dropout) or own_methods(dropout):
             return False
         return dropout.p == 0.0 or not (self.training or dropout.training)  # an edit may read either
+
+
+class FusedContextAttention(FusedAttention, ContextAttention):
+    """`ContextAttention` with the same kernel."""
+
+    __slots__ = ()
+    replaces = ContextAttention
+
+
+FusedAttention.with_context = FusedContextAttention  # see `engine.context.with_context`
 
 
 def may_hide_nan(query: torch.Tensor, key: torch.Tensor) -> bool:
@@ -140,15 +148,13 @@ def is_lower_triangle(mask: torch.Tensor) -> bool:
 
 def _sides(device: str) -> Comparison:
     """Scores of llama.py and of PyTorch's kernel, with the masks that the three commands use."""
-    config = LlamaConfig.from_preset("tiny", dim=16, n_heads=2, n_kv_heads=2)
-    kinds = ("bidirectional", "causal")
-    plain = {kind: Attention(LlamaConfig(**{**vars(config), "attention": kind})) for kind in kinds}
+    plain = Attention(LlamaConfig.from_preset("tiny", dim=16, n_heads=2, n_kv_heads=2))
 
     def ask(make: Callable[..., Attention]) -> Callable[..., list[torch.Tensor]]:
-        def run(kind: str, training: bool, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        def run(training: bool, *tensors: torch.Tensor) -> list[torch.Tensor]:
             answers, by_products = [], {"products_from": {torch.float32: 0}, "trained_by_products": {torch.float32}}
             for settings in ({}, by_products):
-                layer = make(plain[kind].train(training), **settings)
+                layer = make(plain.train(training), **settings)
                 with torch.set_grad_enabled(training):
                     answers.append(layer.compute_query_key_value_scores(*(tensor.to(device) for tensor in tensors)))
             return answers
@@ -168,18 +174,17 @@ def _cases() -> Iterator[Case]:
 
     at = torch.arange(6) <= torch.tensor([[5], [2]])  # b t
     padded = triangle(4, 8) & (torch.arange(8) >= torch.tensor([[3], [0]]))[:, None]  # b s t
-    many = 2 * MOST_QUERIES, 2 * MOST_QUERIES
-    for kind in ("bidirectional", "causal"):
-        yield Case(f"{kind} attention", (kind, True, *tensors(3, 7, 7)))
-        yield Case(f"{kind} attention, {2 * MOST_QUERIES} positions", (kind, True, *tensors(1, *many)))
-        yield Case(f"{kind} attention, large scores", (kind, False, *tensors(2, 5, 5, 4.0, grad=False)))
-        yield Case(f"{kind} attention, many texts", (kind, False, *tensors(81, 3, 3, grad=False)))
-        yield Case(f"{kind} attention, {LONG_TEXT} positions", (kind, False, *tensors(1, 64, LONG_TEXT, grad=False)))
-    yield Case("a causal mask", ("causal", True, *tensors(2, 6, 6), triangle(6, 6)))
-    yield Case("a mask for new positions", ("causal", False, *tensors(2, 3, 9), triangle(3, 9)))
-    yield Case("one position of each text", ("causal", True, *tensors(2, 1, 6), at[:, None, None]))
-    yield Case("padded texts", ("causal", False, *tensors(2, 4, 8), padded[:, None]))
-    yield Case("one new position", ("causal", False, *tensors(2, 1, LONG_TEXT, grad=False)))
+    long = 2 * MOST_QUERIES
+    for what, hidden in (("all keys", lambda s: ()), ("a causal mask", lambda s: (triangle(s, s),))):
+        yield Case(what, (True, *tensors(3, 7, 7), *hidden(7)))
+        yield Case(f"{what}, {long} positions", (True, *tensors(1, long, long), *hidden(long)))
+        yield Case(f"{what}, large scores", (False, *tensors(2, 5, 5, 4.0, grad=False), *hidden(5)))
+        yield Case(f"{what}, many texts", (False, *tensors(81, 3, 3, grad=False), *hidden(3)))
+    yield Case("a long text", (False, *tensors(1, 64, LONG_TEXT, grad=False), triangle(64, LONG_TEXT)))
+    yield Case("a mask for new positions", (False, *tensors(2, 3, 9), triangle(3, 9)))
+    yield Case("one position of each text", (True, *tensors(2, 1, 6), at[:, None, None]))
+    yield Case("padded texts", (False, *tensors(2, 4, 8), padded[:, None]))
+    yield Case("one new position", (False, *tensors(2, 1, LONG_TEXT, grad=False)))
 
 
 @cache
@@ -190,7 +195,7 @@ def scores_check(device: str) -> EquivalenceCheck:
         "Attention.compute_query_key_value_scores",
         ((Attention, "compute_query_key_value_scores"),),
         lambda: _sides(where),
-        reads={"head_dim", "is_causal", "attn_dropout", "training"},
+        reads={"head_dim", "attn_dropout", "training"},
     )
 
 

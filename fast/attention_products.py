@@ -120,7 +120,7 @@ def _added(total: torch.Tensor | None, seen: slice, of_some: torch.Tensor) -> to
 def ways_read() -> dict[str, Callable[[], object]]:
     """Of short texts, such as are classified in bfloat16."""
     texts = torch.ones(3, 10, 8, 48, 64, dtype=torch.bfloat16)
-    mask = causal_mask(48, 48, texts.device)
+    mask = causal_mask(48, texts.device)
     return {
         "fused": lambda: F.scaled_dot_product_attention(*texts, is_causal=True),
         BY_PRODUCTS: lambda: attention_by_products(*texts, mask),
@@ -130,7 +130,7 @@ def ways_read() -> dict[str, Callable[[], object]]:
 def ways_trained() -> dict[str, Callable[[], object]]:
     """Of queries, keys and values in bfloat16, which the fused kernel's gradients need as float32."""
     texts = torch.ones(3, 10, 8, 128, 64, dtype=torch.bfloat16, requires_grad=True)
-    mask = causal_mask(128, 128, texts.device)
+    mask = causal_mask(128, texts.device)
 
     def train(way: Callable[[], torch.Tensor]) -> None:
         output = way()

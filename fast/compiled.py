@@ -26,7 +26,7 @@ from typing import Any
 from torch import nn
 
 from config import LlamaConfig
-from fast.equivalence import notice
+from engine.equivalence import notice
 from fast.linear import Bf16Linear, Int4Linear, Int8Linear, RoundedLinear
 from fast.measure import recall, remember
 from utils import ROOT

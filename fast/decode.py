@@ -1,6 +1,6 @@
 """Decoders: objects that generate the same text as a model, sooner.
 
-A decoder computes next-token logits in the place of a model, as `Llama.generate`'s argument `next_logits`. Compiled
+A decoder computes next-token logits in the place of a model, as `continue_texts`'s argument `next_logits`. Compiled
 loops continue up to 32 texts at once if they are installed, agree with llama.py and save time. Of a bidirectional
 model the last layer computes one position only. The model itself does the rest: prompts, more texts together, a window
 that slides.
@@ -11,22 +11,22 @@ Shapes:  b texts   s positions   v vocabulary
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from base_llama import KVCache
 from config import PRECISIONS, LlamaConfig
-from fast import compiled
+from engine import decoding
+from engine.cache import KVCache
+from engine.decoding import continue_texts, logits_after
+from engine.equivalence import EquivalenceCheck, notice
+from fast import compiled, last_position
 from fast.apply import Choice
 from fast.as_made import kinds_of, what_changed_in
 from fast.attention import scores_check
 from fast.compiled import LOAD_SECONDS, NotReady
-from fast.equivalence import Case, Comparison, EquivalenceCheck, notice
-from fast.last_position import PASSES, last_position_check, next_logits
 from fast.layers import FEED_FORWARD_CHECK, RMS_NORM_CHECK
 from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
 
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from fast.loop_engine import BestThreads, DecodeEngine
 
 PART = "decoding"
-REPLACED_BY_LOOPS = (LlamaLayer, Attention, FeedForward, RMSNorm, KVCache, *((Llama, name) for name in PASSES))
+REPLACED_BY_LOOPS = (LlamaLayer, Attention, FeedForward, RMSNorm, (Llama, "forward"))
 MOST_TOGETHER = 32  # texts whose next tokens the loops compute at once
 SAMPLE = 32  # numbers of each weight that are compared before a text
 ANEW = "everything is computed anew for every token, but for what the last layer would give at other positions"
 OUTDATED = "the model's weights were written to or replaced since this decoder was made; make another one"
 
 
-def decoder(llama: Llama, precision: str = "fp32", *, tokens: int | None = None) -> Decoder:
+def decoder(llama: Llama, precision: str = "fp32", *, tokens: int | None = None) -> WatchedDecoder:
     """The fastest decoder for `llama` as it is now.
 
     precision: the one that `accelerate` has given the model. tokens: how many will be generated in all, if known: for
@@ -52,12 +52,12 @@ def decoder(llama: Llama, precision: str = "fp32", *, tokens: int | None = None)
     device = next(llama.parameters()).device
     choice = choose_decoder(device, precision)
     if device.type == "cpu" and (reason := _why_plain(llama)):
-        return Decoder(llama, Choice(PART, "plain", reason))
+        return WatchedDecoder(llama, Choice(PART, "plain", reason))
     if device.type == "cpu" and not llama.config.is_causal:
         return LastPositionDecoder(llama, Choice(PART, "last position", ANEW))
     if choice.kernel == "numba" and (reason := _why_no_loops_for(llama, precision, tokens)):
         choice = Choice(PART, "plain", reason)
-    return LoopDecoder(llama, choice, precision) if choice.kernel == "numba" else Decoder(llama, choice)
+    return LoopDecoder(llama, choice, precision) if choice.kernel == "numba" else WatchedDecoder(llama, choice)
 
 
 def choose_decoder(device: torch.device, precision: str = "fp32") -> Choice:
@@ -75,17 +75,11 @@ def choose_decoder(device: torch.device, precision: str = "fp32") -> Choice:
 
 
 def _why_plain(llama: Llama) -> str | None:
-    """Why nothing may compute in the place of `Llama.next_logits`; None if something may."""
-    reason = None
-    if type(llama) is not Llama:
-        reason = f"{type(llama).__name__} generates as it is written: it is not Llama itself"
-    elif not any(
-        parameter.name == "next_logits" or parameter.kind is parameter.VAR_KEYWORD
-        for parameter in inspect.signature(Llama.generate).parameters.values()
-    ):
-        reason = "text is generated as it is written: generate takes no next_logits"
-    if reason is not None:
-        notice(reason)
+    """Why nothing may compute in the place of a model's modules; None if something may."""
+    if type(llama) is Llama:
+        return None
+    reason = f"{type(llama).__name__} generates as it is written: it is not Llama itself"
+    notice(reason)
     return reason
 
 
@@ -116,7 +110,7 @@ def is_readable(llama: Llama) -> bool:
 # ------------------------------------------------------------------------------------------------------------- decoders
 
 
-class Decoder:
+class WatchedDecoder(decoding.Decoder):
     """Generates text as the model does. A subclass computes some of it in the model's place.
 
     A decoder is made for weights that stay as they are. Before each text it compares PyTorch's count of writes to each
@@ -125,47 +119,48 @@ class Decoder:
     """
 
     def __init__(self, llama: Llama, choice: Choice):
-        self.llama, self.choice = llama, choice
+        super().__init__(llama)
+        self.choice = choice
         self._weights = [*llama.parameters()]  # kept, so that no others can come to lie at their addresses
         self._state = _state_of_weights(self._weights)
 
     def generate(
         self, idx: torch.Tensor, max_new_tokens: int, temperature: float = 1.0, **settings: Any
     ) -> torch.Tensor:
-        """The text that `Llama.generate` gives for the same arguments. idx: b s -> b (s + new)
+        """The text that `continue_texts` gives for the same arguments. idx: b s -> b (s + new)
 
         Raises `RuntimeError` if the model's weights are no longer those that the decoder was made for.
         """
         if _state_of_weights([*self.llama.parameters()]) != self._state:
             raise RuntimeError(OUTDATED)
         if settings.get("next_logits") is not None:  # the caller's own
-            return self.llama.generate(idx, max_new_tokens, temperature, **settings)
+            return continue_texts(self.llama, idx, max_new_tokens, temperature, **settings)
         return self._generate(idx, max_new_tokens, temperature, settings)
 
     def _generate(
         self, idx: torch.Tensor, max_new_tokens: int, temperature: float, settings: dict[str, Any]
     ) -> torch.Tensor:
-        return self.llama.generate(idx, max_new_tokens, temperature, **settings)
+        return continue_texts(self.llama, idx, max_new_tokens, temperature, **settings)
 
 
-class LastPositionDecoder(Decoder):
+class LastPositionDecoder(WatchedDecoder):
     """Continues texts of a bidirectional model, whose last layer then gives one position, while that agrees with it."""
 
     def _generate(
         self, idx: torch.Tensor, max_new_tokens: int, temperature: float, settings: dict[str, Any]
     ) -> torch.Tensor:
         if self._may_compute():
-            settings["next_logits"] = partial(next_logits, self.llama)
+            settings["next_logits"] = lambda idx, cache: last_position.next_logits(self.llama, idx)
         return super()._generate(idx, max_new_tokens, temperature, settings)
 
     def _may_compute(self) -> bool:
         llama = self.llama
         if _computes_otherwise(llama) or _is_changed(llama, "every position of the last layer is computed"):
             return False
-        return last_position_check(tuple(vars(llama.config).items())).holds()
+        return last_position.agrees(llama)
 
 
-class LoopDecoder(Decoder):
+class LoopDecoder(WatchedDecoder):
     """Continues texts through compiled loops of one number format, while they agree with the model's code."""
 
     def __init__(self, llama: Llama, choice: Choice, precision: str):
@@ -183,12 +178,11 @@ class LoopDecoder(Decoder):
         is_other = self._kinds != kinds_of(llama) or self._engine.config != llama.config  # than the engine was made of
         if is_other or _computes_otherwise(llama) or not _agrees(llama, self._precision):
             return super()._generate(idx, max_new_tokens, temperature, settings)
-        only_largest = llama.config.sampling == "plain" and _needs_only_largest(temperature, settings)
-        only_largest = only_largest and LARGEST_CHECK.holds()
+        only_largest = temperature == 0.0 and settings.get("choose") is None  # what is read of the logits
         threads = copy.deepcopy(self._threads)  # another thread of Python may be generating as well
         together = lru_cache(self._together)  # of a number of texts: asked for once in a text, if at all
         settings["next_logits"] = partial(self._next_logits, threads, only_largest, together)
-        text = llama.generate(idx, max_new_tokens, temperature, **settings)
+        text = continue_texts(llama, idx, max_new_tokens, temperature, **settings)
         self._threads = threads
         return text
 
@@ -198,20 +192,18 @@ class LoopDecoder(Decoder):
         only_largest: bool,
         together: Callable[[int], ModuleType | None],
         idx: torch.Tensor,
-        cache: KVCache | None = None,
-        *more: Any,
-        **named: Any,
+        cache: KVCache | None,
     ) -> torch.Tensor:
-        """As `Llama.next_logits`, which an edit may give more arguments. idx: b s -> b v"""
+        """As `decoding.logits_after`. idx: b s -> b v"""
         llama = self.llama
         is_step = cache is not None and 0 < cache.length == idx.shape[1] - 1 < llama.config.max_seq_len
         is_step = is_step and cache.shape[1] == len(idx)
-        if more or named or not is_step or cache.keys.dtype != torch.float32:
-            return llama.next_logits(idx, cache, *more, **named)
+        if not is_step or cache.keys.dtype != torch.float32:
+            return logits_after(llama, idx, cache)
         if len(idx) == 1:
             return self._engine.next_logits(idx, cache, only_largest, threads[False])
         if len(idx) > MOST_TOGETHER or (engine := together(len(idx))) is None:
-            return llama.next_logits(idx, cache)
+            return logits_after(llama, idx, cache)
         return engine.next_logits(self._engine, idx, cache, only_largest, threads[True])
 
     def _together(self, texts: int) -> ModuleType | None:
@@ -222,11 +214,6 @@ class LoopDecoder(Decoder):
         except NotReady:
             return None
         return engine if engine and engine.is_fastest(self._engine, self.llama, texts) else None
-
-
-def _needs_only_largest(temperature: float, settings: dict[str, Any]) -> bool:
-    """Whether `Llama.generate` with these settings reads which logit is the largest, and nothing of the others."""
-    return temperature == 0.0 and settings.get("choose") is None
 
 
 # ------------------------------------------------------------------------------------------- what must not have changed
@@ -245,7 +232,7 @@ def _sample(weight: torch.Tensor) -> bytes:
 
 
 def _computes_otherwise(llama: Llama) -> bool:
-    """Whether a model is asked under autocast, drops some of its numbers, or generates in a way of its own."""
+    """Whether a model is asked under autocast, drops some of its numbers, or is of a class of its own."""
     is_plain = torch.is_autocast_enabled("cpu") or any(module.training for module in llama.modules())
     return is_plain or _why_plain(llama) is not None
 
@@ -273,43 +260,4 @@ def _loops_check(
     """Whether the loops of one number format agree with a model of this shape."""
     engine, kernel = compiled.load(precision, engine_name), compiled.LINEAR_KERNELS[precision]
     sides = partial(engine.sides, LlamaConfig(**dict(config)), kernel)
-    # `take` picks rows for a search, which gives the loops texts like any others
-    return EquivalenceCheck("Llama", REPLACED_BY_LOOPS, sides, but=((KVCache, "take"),))
-
-
-def _sides_of_largest() -> Comparison:
-    """Texts from true logits, and texts from logits of which, at temperature 0, only the largest is true."""
-    model = Llama(LlamaConfig.from_preset("tiny", attention="causal"))
-
-    def ask(is_exact: bool) -> Any:
-        def run(idx: torch.Tensor, temperature: float, settings: dict[str, Any]) -> list[torch.Tensor]:
-            draw, seen = torch.Generator().manual_seed(1), []
-
-            def next_logits(idx: torch.Tensor, cache: KVCache | None) -> torch.Tensor:
-                logits, others = torch.randn(2, len(idx), 30, generator=draw)
-                largest = logits.amax(-1, keepdim=True)  # b 1
-                if is_exact or not _needs_only_largest(temperature, settings):
-                    return logits
-                return logits.where(logits == largest, largest - 0.1 - others.abs())
-
-            text = model.generate(idx, 40, temperature, next_logits=next_logits, on_token=seen.append, **settings)
-            return [text, *seen]
-
-        return run
-
-    def swap(logits: torch.Tensor, idx: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return logits.argmin(-1, keepdim=True), torch.arange(len(idx)).flip(0)
-
-    idx, padded = torch.randint(0, 30, (2, 4)), {"pad": torch.tensor([2, 0])}
-    cases = [Case("temperature 0", (idx, 0.0, {})), Case("temperature 0, ended", (idx, 0.0, {"stop_ids": [3, 5, 8]}))]
-    cases += [Case("texts after padding", (idx, 0.0, padded)), Case("rows exchanged", (idx, 0.0, {"choose": swap}))]
-    return Comparison(ask(True), ask(False), [*cases, Case("temperature 1", (idx, 1.0, {}))])
-
-
-# Everything that `generate` does with logits, but not how they are computed.
-LARGEST_CHECK = EquivalenceCheck(
-    "the likeliest token",
-    ((Llama, "generate"),),
-    _sides_of_largest,
-    but=((Llama, "next_logits"), (Llama, "kept"), KVCache),
-)
+    return EquivalenceCheck("Llama.forward", REPLACED_BY_LOOPS, sides)

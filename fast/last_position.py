@@ -1,10 +1,9 @@
-"""The next token of a text that is computed anew for every token: the last layer asks at the last position alone.
+"""The hidden state at one position of each text: elsewhere the last layer computes only keys and values.
 
-`Llama.next_logits` reads one position of all those that `Llama.forward` returns. A classifier reads no other either,
-through `Llama.hidden_state_at`, whose last layer computes only keys and values elsewhere. For stories42M's shape that
-is a tenth of the products.
+A classifier reads one position of all those that `Llama.forward` returns, and so does the next token of a text that is
+computed anew for every token. For stories42M's shape that saves a tenth of the products.
 
-Shapes:  b texts   s positions   v vocabulary
+Shapes:  b texts   s positions   D model dim   v vocabulary
 """
 
 from __future__ import annotations
@@ -16,77 +15,137 @@ from typing import Any
 import torch
 from torch import nn
 
-from base_llama import KVCache
+import classifier
+from base_llama import sequence_lengths
 from config import LlamaConfig
-from fast.as_made import NORMS
-from fast.equivalence import Case, Comparison, EquivalenceCheck
-from llama import Attention, FeedForward, Llama, LlamaLayer
+from engine.context import AttentionContext, ContextAttention, sharing, with_context
+from engine.equivalence import Case, Comparison, EquivalenceCheck
+from engine.passes import has_known_attention
+from llama import NORMS, Attention, FeedForward, Llama, LlamaLayer
 
-PASSES = ("embed", "encode", "hidden_states", "forward", "next_logits")  # methods of `Llama`
-ASKED = (LlamaLayer, Attention, FeedForward, *((Llama, name) for name in (*PASSES, "hidden_state_at")))
+ASKED = (LlamaLayer, Attention, FeedForward, (Llama, "forward"))
 LIMIT, LONG_TEXT = 8, 300  # positions of the models that are compared
 
 
-def next_logits(
-    llama: Llama, idx: torch.Tensor, cache: KVCache | None = None, *more: Any, **named: Any
-) -> torch.Tensor:
-    """As `Llama.next_logits`, which an edit may give more arguments. idx: b s -> b v"""
-    if cache is not None or more or named:
-        return llama.next_logits(idx, cache, *more, **named)
+class LastLayer(LlamaLayer):
+    """`LlamaLayer` at the query positions of its attention's context."""
+
+    attention: ContextAttention
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: b s D -> b 1 D"""
+        h = self.attention.context.queries(x) + self.attention(self.attention_norm(x))
+        return h + self.feed_forward(self.ffn_norm(h))
+
+
+def hidden_state_at(llama: Llama, tokens: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """The hidden state of `Llama.forward` at one position of each row. tokens: b s, at: b -> b D"""
+    *earlier, last = llama.layers
+    attention = sharing(last.attention, with_context(type(last.attention)))
+    context = AttentionContext.of_text(tokens.shape[1], llama.config.is_causal, tokens.device)
+    vars(attention)["context"] = context.queried_at(at)
+    layers = nn.ModuleList([*earlier, sharing(last, LastLayer, attention=attention)])
+    return sharing(llama, type(llama), layers=layers, output=nn.Identity())(tokens)[1][:, 0]
+
+
+def next_logits(llama: Llama, idx: torch.Tensor) -> torch.Tensor:
+    """The logits after each text, of which the model sees the last `max_seq_len` tokens. idx: b s -> b v"""
     tokens = idx[:, -llama.config.max_seq_len :]
-    return llama.output(llama.hidden_state_at(tokens, torch.full_like(tokens[:, 0], tokens.shape[1] - 1)))
+    return llama.output(hidden_state_at(llama, tokens, torch.full_like(tokens[:, 0], tokens.shape[1] - 1)))
+
+
+def read_last(llama: Llama, token_ids: torch.Tensor, pad_id: int) -> torch.Tensor:
+    """As `classifier.read_last`, which computes where this does not agree with the model. token_ids: b s -> b D"""
+    if not agrees(llama):
+        return classifier.read_last(llama, token_ids, pad_id)
+    if llama.config.is_causal:
+        return hidden_state_at(llama, token_ids, sequence_lengths(token_ids, pad_id) - 1)
+    return hidden_state_at(llama, token_ids, torch.full_like(token_ids[:, 0], token_ids.shape[1] - 1))
+
+
+read_last.replaces = classifier.read_last  # `engine.families.reads_last` knows it by that
+
+
+def agrees(llama: Llama) -> bool:
+    """Whether `hidden_state_at` gives what the model gives, as llama.py stands."""
+    last = llama.layers[-1]
+    if "forward" in vars(last) or type(last).forward is not LlamaLayer.forward or not has_known_attention(last):
+        return False
+    return last_position_check(tuple(vars(llama.config).items())).holds()
+
+
+def read_one_position(model: nn.Module) -> None:
+    """Let every classifier in `model` that reads the last position compute that one alone in the last layer."""
+    for part in model.modules():
+        if vars(part).get("read") is classifier.read_last and READ_CHECK.holds():
+            part.read = read_last
+
+
+def read_as_written(model: nn.Module) -> None:
+    """Undo `read_one_position`."""
+    for part in model.modules():
+        if vars(part).get("read") is read_last:
+            part.read = classifier.read_last
+
+
+# ------------------------------------------------------------------------------------------- comparison with llama.py
 
 
 @lru_cache(maxsize=16)
 def last_position_check(config: tuple[tuple[str, Any], ...]) -> EquivalenceCheck:
-    """Whether `next_logits` agrees with a model of these settings, as llama.py stands."""
+    """Whether `hidden_state_at` agrees with a model of these settings, as llama.py stands."""
     made = LlamaConfig(**dict(config))
-    return EquivalenceCheck("Llama.next_logits", (*ASKED, NORMS[made.norm]), partial(_sides, made), but=(KVCache,))
+    said = "every position of the last layer is computed"
+    return EquivalenceCheck("Llama.forward", (*ASKED, NORMS[made.norm]), partial(_sides, made), instead=said)
 
 
 def _sides(config: LlamaConfig) -> Comparison:
     """A small model as deep as `config` says, because an edit may concern one layer, and two of two layers."""
     small = {"dim": 32, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 50, "hidden_dim": 24, "dropout": 0.0}
-    depths = {("bidirectional", LIMIT): config.n_layers, ("causal", LIMIT): 2, ("bidirectional", LONG_TEXT): 2}
+    other = "bidirectional" if config.is_causal else "causal"
+    depths = {(config.attention, LIMIT): config.n_layers, (other, LIMIT): 2, (config.attention, LONG_TEXT): 2}
     models = {}
     for (kind, limit), depth in depths.items():
         settings = {**vars(config), **small, "max_seq_len": limit, "n_layers": depth, "attention": kind}
-        models[kind, limit] = Llama(LlamaConfig(**settings)).eval().requires_grad_(False)
+        models[kind, limit] = Llama(LlamaConfig(**settings)).eval()
         for parameter in models[kind, limit].parameters():
             nn.init.normal_(parameter, std=0.4 if parameter.dim() == 2 else 1.0)
 
-    def ask(logits: Callable[..., torch.Tensor], is_plain: bool) -> Callable[..., list[torch.Tensor]]:
-        def run(which: tuple[str, int], idx: torch.Tensor, held: int) -> list[torch.Tensor]:
-            model, cache = models[which], None
-            if held:
-                cache = KVCache(model, len(idx), LIMIT)
-                model.hidden_states(idx[:, :held], cache)
-            found, alone = logits(model, idx, cache), model.layers[0](model.embed(idx))  # which makes its own context
-            if not is_plain:
-                return [found, found, alone]
-            tokens = idx[:, -model.config.max_seq_len :]  # llama.py has two ways to compute them
-            at = torch.full((len(idx),), tokens.shape[1] - 1)
-            return [found, model.output(model.hidden_state_at(tokens, at)), alone]
+    def plain(which: tuple[str, int], tokens: torch.Tensor, at: torch.Tensor) -> list[torch.Tensor]:
+        logits, h = models[which](tokens)
+        every = models[which](tokens, tokens)[0]
+        return [h[torch.arange(len(at)), at], logits[:, -1], every[:, -1]]
 
-        return run
+    def kernel(which: tuple[str, int], tokens: torch.Tensor, at: torch.Tensor) -> list[torch.Tensor]:
+        logits = next_logits(models[which], tokens)
+        return [hidden_state_at(models[which], tokens, at), logits, logits]
 
-    plain = ask(lambda model, *inputs: model.next_logits(*inputs), True)
-    return Comparison(plain, ask(next_logits, False), [*_cases()])
+    return Comparison(plain, kernel, list(_cases(models)))
 
 
-def _cases() -> Iterator[Case]:
-    """Which model, a text, and how many of its tokens a cache holds."""
+def _cases(models: dict[tuple[str, int], Llama]) -> Iterator[Case]:
+    """Which model, texts, and a position of each; the deep model's gradients as well."""
 
     def tokens(texts: int, length: int) -> torch.Tensor:
         return torch.randint(0, 50, (texts, length))
 
-    for kind, texts, length in (
-        ("bidirectional", 3, 4),
-        ("bidirectional", 1, 1),
-        ("bidirectional", 2, LIMIT + 3),
-        ("causal", 1, 5),
-    ):
-        yield Case(f"{kind}, {texts} x {length}", ((kind, LIMIT), tokens(texts, length), 0))
-    for length, held in ((5, 4), (LIMIT + 1, LIMIT)):
-        yield Case(f"{length} tokens with a cache", (("causal", LIMIT), tokens(1, length), held))
-    yield Case(f"{LONG_TEXT} tokens", (("bidirectional", LONG_TEXT), tokens(1, LONG_TEXT), 0))
+    deep, other, long = models
+    trained = tuple(each for name, each in models[deep].named_parameters() if "embeddings" in name or ".0." in name)
+    yield Case(f"{deep[0]}, several texts", (deep, tokens(3, 4), torch.tensor([3, 0, 2])), trained)
+    yield Case(f"{deep[0]}, one token", (deep, tokens(1, 1), torch.tensor([0])))
+    yield Case(f"{other[0]}, two texts", (other, tokens(2, LIMIT), torch.tensor([LIMIT - 1, 5])))
+    yield Case(f"{LONG_TEXT} tokens", (long, tokens(1, LONG_TEXT), torch.tensor([LONG_TEXT - 1])))
+
+
+def _readings() -> Comparison:
+    model = Llama(LlamaConfig.from_preset("tiny")).eval().requires_grad_(False)
+    causal = Llama(LlamaConfig.from_preset("tiny", attention="causal")).eval().requires_grad_(False)
+
+    def ask(read: Callable[..., torch.Tensor]) -> Callable[..., list[torch.Tensor]]:
+        return lambda tokens: [read(each, tokens, 3) for each in (model, causal)]
+
+    tokens = torch.tensor([[1, 7, 9, 3, 5], [1, 8, 3, 3, 3]])
+    return Comparison(ask(classifier.read_last), ask(read_last), [Case("two texts", (tokens,))])
+
+
+READ_CHECK = EquivalenceCheck("classifier.read_last", (classifier.read_last,), _readings, but=(Llama,))

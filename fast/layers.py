@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from fast.equivalence import Case, Comparison, EquivalenceCheck, notice
+from engine.equivalence import Case, Comparison, EquivalenceCheck, notice
 from fast.kernel import Kernel, has_hooks, own_methods
 from fast.linear import Bf16Linear, readable
 from fast.onednn import has_gated_products, onednn_gated

@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from base_llama import KVCache
 from config import LlamaConfig
+from engine.cache import KVCache
+from engine.decoding import logits_after
+from engine.equivalence import Case, Comparison
 from fast import loops
 from fast.compact import widened
-from fast.equivalence import Case, Comparison
 from fast.head import ScreenedHead
 from fast.kernel import replace
 from fast.linear import Bf16Linear, Int4Linear, Int8Linear, KernelLinear, RoundedLinear, to_bf16
@@ -204,28 +205,23 @@ def _cases(max_seq_len: int) -> Iterator[Case]:
 def _rotation(pair: EnginePair, is_plain: bool) -> list[torch.Tensor]:
     config, position = pair.model.config, pair.model.config.max_seq_len - 1
     x = torch.randn(1, 1, config.n_heads, config.head_dim)  # b s h d
-    angle = pair.engine.angles(position)
     if is_plain:
-        starts = position, torch.tensor([position])
-        settings = config.head_dim, config.max_seq_len, config.rope_theta
-        more = {"scaling": config.rope_scaling}
-        return [apply_rotary_emb(x, x, *settings, start_pos=start, **more)[0].flatten() for start in starts]
+        text = x.expand(-1, position + 1, -1, -1)
+        settings = config.head_dim, config.max_seq_len, config.rope_theta, config.rope_scaling
+        return [each[0, -1].flatten() for each in apply_rotary_emb(text, text, *settings)]
     row = x.flatten().numpy()
-    loops.rotate_row(row, *angle)
+    loops.rotate_row(row, *pair.engine.angles(position))
     return [torch.from_numpy(row)] * 2
 
 
 def _layer(pair: EnginePair, is_plain: bool) -> list[torch.Tensor]:
-    """A layer's output at the last of four positions with a cache, the cache, and its output at all without one."""
+    """A layer's output for a text of four positions."""
     config, layer = pair.model.config, pair.model.layers[0]
     x = torch.randn(1, 4, config.dim)
-    cache = filled_cache(pair.model, torch.tensor([[1, 7, 4]]))
     if is_plain:
-        return [layer(x[:, 3:], cache.extend(1))[0], cache.keys[0], cache.values[0], layer(x)[0]]
-    last, empty = x[0, 3:].clone(), torch.zeros(2, *cache.shape[2:])
-    _layer_steps(pair, last, 3, cache.keys[0, 0], cache.values[0, 0])
-    _layer_steps(pair, x[0], 0, *empty)
-    return [last, cache.keys[0], cache.values[0], x[0]]
+        return [layer(x)[0]]
+    _layer_steps(pair, x[0], 0, *torch.zeros(2, config.n_kv_heads, 4, config.head_dim))
+    return [x[0]]
 
 
 def _layer_steps(pair: EnginePair, x: torch.Tensor, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -244,7 +240,7 @@ def _next_tokens(pair: EnginePair, is_plain: bool, length: int, pad: int, only_l
     answers = []
     for end in (length + 1, length + 2):
         if is_plain or end > limit:  # where the window slides, the model computes for both sides
-            logits = model.next_logits(idx[:, :end], cache)
+            logits = logits_after(model, idx[:, :end], cache)
         else:
             logits = pair.engine.next_logits(idx[:, :end], cache, only_largest)
         answers += [logits.max(-1).values, logits.argmax(-1)] if only_largest else [logits]
@@ -252,10 +248,10 @@ def _next_tokens(pair: EnginePair, is_plain: bool, length: int, pad: int, only_l
 
 
 def _uncached(pair: EnginePair, is_plain: bool, length: int) -> list[torch.Tensor]:
-    """The logits after a text, twice: llama.py has two ways to compute them."""
+    """The logits after a text, with those of all positions and with those of the last alone."""
     model, idx = pair.model, torch.randint(0, pair.model.config.vocab_size, (1, length))
     if is_plain:
-        return [model.next_logits(idx, None), model.output(model.hidden_state_at(idx, torch.tensor([length - 1])))]
+        return [model(idx)[0][:, -1], model(idx, idx)[0][:, -1]]
     return [pair.engine.next_logits(idx, filled_cache(model, idx[:, :-1]))] * 2
 
 
@@ -267,7 +263,7 @@ def filled_cache(model: Llama, tokens: torch.Tensor, pad: Sequence[int] = (0,)) 
         cache.keys, cache.values = torch.randn(2, *cache.shape)
         cache.length = length
     else:
-        model.hidden_states(tokens, cache)
+        cache.read(tokens)
     return cache
 
 

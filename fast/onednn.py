@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from fast.equivalence import Case, Comparison, difference
+from engine.equivalence import Case, Comparison, difference
 
 PACKED_FOR = 64  # rows; the layout that oneDNN picks for this many is within 2 % of the best one for 8 to 4000
 

@@ -12,15 +12,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from fast.attention import FusedAttention
-from fast.equivalence import notice
+from engine.context import ContextAttention
+from engine.equivalence import notice
+from fast.attention import FusedAttention, FusedContextAttention
 from fast.kernel import own_methods, replace
 from fast.layers import FusedFeedForward, FusedRMSNorm
 from fast.linear import Bf16Linear, Int4Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear
 from llama import Attention, FeedForward, Llama, LlamaLayer
 
 LLAMA_KERNELS = {OneDNNLinear, Bf16Linear, RoundedLinear, Int8Linear, Int4Linear}
-LLAMA_KERNELS |= {FusedRMSNorm, FusedFeedForward, FusedAttention}
+LLAMA_KERNELS |= {FusedRMSNorm, FusedFeedForward, FusedAttention, FusedContextAttention}
 OF_ATTENTION = ("compute_query", "compute_key", "compute_value", "compute_output")
 OF_FEED_FORWARD = ("w1", "w3", "w2")
 OF_LAYER = ("attention_norm", "attention", "ffn_norm", "feed_forward")
@@ -62,7 +63,7 @@ def plan_parts(plan: KernelPlan, model: nn.Module, kind: type[nn.Module], make: 
     for part in model.modules():
         if type(part) is kind:
             plan[part] = Planned(make, dict(settings))
-        elif isinstance(part, kind):
+        elif isinstance(part, kind) and type(part) is not ContextAttention:  # which is planned by itself
             notice(f"{type(part).__name__} is computed as it is written: it is not {kind.__name__} itself")
 
 

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from base_llama import KVCache
 from config import LlamaConfig
+from engine.cache import KVCache
+from engine.decoding import logits_after
+from engine.equivalence import Case, Comparison
 from fast import loop_engine, loops_head, loops_together
-from fast.equivalence import Case, Comparison
 from fast.loop_engine import DecodeEngine, EnginePair, filled_cache, make_pair
 from fast.measure import fastest
 from fast.threads import BestThreads, use_threads
@@ -82,8 +83,9 @@ def _measure(engine: DecodeEngine, llama: Llama, texts: int) -> bool:
     def kernels() -> None:
         cache.length, h = MEASURED_LENGTH, x
         context = cache.extend(1)
-        for layer in llama.layers[: cache.shape[0]]:
-            h = layer(h, context)
+        for attention, layer in zip(cache.reader.attentions[: cache.shape[0]], cache.reader.llama.layers, strict=False):
+            vars(attention)["context"] = context
+            h = layer(h)
 
     widths = config.dim, config.hidden_dim, config.n_heads, config.n_kv_heads
     question = f"{texts} texts together, widths {widths}, {engine.head.rows.dtype}"
@@ -140,7 +142,7 @@ def _next_tokens(
     answers = []
     for end in (length + 1, length + 2):
         if is_plain or end > limit:  # where the window slides, the model computes for both sides
-            logits = model.next_logits(idx[:, :end], cache)
+            logits = logits_after(model, idx[:, :end], cache)
         else:
             logits = next_logits(pair.engine, idx[:, :end], cache, only_largest)
         answers += [logits.max(-1).values, logits.argmax(-1)] if only_largest else [logits]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_optimizer import GROUPS, SHAPES, STEPS, TAKEN, slow_adamw
 
-import fast.equivalence
+import engine.equivalence
 from engine.runs import update_fast
 from fast import accelerate_optimizer
 from fast.adamw import FusedAdamW, choose_update
@@ -22,7 +22,7 @@ FUSED = torch._fused_adamw_
 
 @pytest.fixture(autouse=True)
 def notes_are_new() -> None:
-    fast.equivalence.notice.cache_clear()
+    engine.equivalence.notice.cache_clear()
 
 
 @pytest.fixture

@@ -20,13 +20,13 @@ from test_fast import TOKENS, ShiftedLinear
 from torch import nn
 
 import base_llama
-import fast.equivalence
+import engine.equivalence
 import llama
+from engine.call_trace import CallTrace
+from engine.equivalence import Case, Comparison, EquivalenceCheck, difference
 from fast import accelerate, compiled, decoder
 from fast.attention import FusedAttention, is_lower_triangle, scores_check
-from fast.call_trace import CallTrace
 from fast.decode import LARGEST_CHECK, OUTDATED, Decoder
-from fast.equivalence import Case, Comparison, EquivalenceCheck, difference
 from fast.layers import FEED_FORWARD_CHECK, RMS_NORM_CHECK
 from llama import Attention, FeedForward, Llama, RMSNorm
 
@@ -229,7 +229,7 @@ def test_a_replaced_method_counts_also_after_the_kernels_were_chosen(
     unchanged, text = outputs(plain), plain.generate(TOKENS[:1], 25, temperature=0.0)
     with monkeypatch.context() as patch:
         patch.setattr(kind, name, doubled(getattr(kind, name)))
-        fast.equivalence.notice.cache_clear()
+        engine.equivalence.notice.cache_clear()
         check_equal(plain, ours, unchanged)
         assert kind.__name__ in capfd.readouterr().err
     assert torch.equal(ours.generate(TOKENS[:1], 25, temperature=0.0), text)  # and when it is taken back
@@ -432,7 +432,7 @@ def test_a_subclass_of_the_model_generates_in_its_own_way(capfd: pytest.CaptureF
 
     model = random_llama(attention="causal")
     model.__class__ = Shifted
-    fast.equivalence.notice.cache_clear()
+    engine.equivalence.notice.cache_clear()
     accelerate(model)
     assert decoder(model).generate(torch.tensor([[1]]), 2, temperature=0.0).tolist() == [[1, 17, 17]]
     if compiled.why_no_loops() is None and compiled.are_compiled("fp32"):

@@ -39,6 +39,7 @@ class CallTrace:
         self.reads: set[str] = set()
         self._codes: list[CodeType] = []
         self._seen: set[int] = set()
+        self._cached = 0  # functions on the way to the present one whose results are kept: their lines do not run again
         for root in roots:
             if isinstance(root, tuple):
                 self._add_member(*root)
@@ -64,7 +65,7 @@ class CallTrace:
             self._visit(_function_of(value), owner)
 
     def _visit(self, part: Any, owner: type | None = None) -> None:
-        is_cached = hasattr(part, "cache_info")  # computed once, so that its lines do not run again
+        is_cached = hasattr(part, "cache_info")
         part = inspect.unwrap(part) if callable(part) else part
         if id(part) in self._seen or _is_of_library(part):
             return
@@ -76,9 +77,11 @@ class CallTrace:
             for base in part.__bases__:
                 self._visit(base)
         elif isinstance(part, FunctionType):
-            if not is_cached:
+            self._cached += is_cached
+            if not self._cached:
                 self._codes.append(part.__code__)
             self._visit_function(part, owner)
+            self._cached -= is_cached
 
     def _visit_function(self, function: FunctionType, owner: type | None) -> None:
         self.links.append(Link(_CodeOf(function), "code", function.__code__))

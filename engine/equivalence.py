@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fast.call_trace import CallTrace
+from engine.call_trace import CallTrace
 
 RELATIVE_TOLERANCE = 1e-4  # of the largest number: ten times the error of float32 sums in another order
 ONE_AT_A_TIME = RLock()  # standard output, random numbers and tracing belong to the whole process
@@ -169,6 +169,7 @@ class EquivalenceCheck:
     name: of that code, for messages. roots: the code, as `CallTrace` takes it. sides: makes the comparison, see
     `difference`. reads: the attributes of a module that the kernel takes into account; code that reads more may differ
     from module to module. None if the caller compares the modules. but: code, as roots, that both sides leave out.
+    instead: what the notice of a difference says; "": that the code is computed as it is written; None: no notice.
     """
 
     def __init__(
@@ -178,8 +179,10 @@ class EquivalenceCheck:
         sides: Callable[[], Comparison],
         reads: Set[str] | None = None,
         but: tuple = (),
+        instead: str | None = "",
     ):
         self.name, self.roots, self.sides, self.reads, self.but = name, roots, sides, reads, but
+        self.instead = f"{name} is computed as it is written, without its kernel" if instead == "" else instead
         self._verdict: tuple[CallTrace, str | None] | None = None
         self._is_running = False
 
@@ -210,8 +213,8 @@ class EquivalenceCheck:
                 found = difference(self.sides, trace.lines() - CallTrace(*self.but).lines())
         finally:
             self._is_running = False
-        if found is not None:
-            notice(f"{self.name} is computed as it is written, without its kernel: {found}")
+        if found is not None and self.instead is not None:
+            notice(f"{self.instead}: {found}")
         return trace, found
 
 
