@@ -27,25 +27,16 @@ def read_last(llama: Llama, token_ids: torch.Tensor, pad_id: int) -> torch.Tenso
     takes the last position of the padded batch, which is padding in most rows; its published numbers depend on that.
     """
     _, hidden_states = llama(token_ids)  # b s D
-    at = torch.full_like(token_ids[:, 0], token_ids.shape[1] - 1)  # b
-    if llama.config.is_causal:
-        at = sequence_lengths(token_ids, pad_id) - 1
+    last = torch.full_like(token_ids[:, 0], token_ids.shape[1] - 1)  # b
+    at = sequence_lengths(token_ids, pad_id) - 1 if llama.config.is_causal else last
     return hidden_states[torch.arange(len(at), device=at.device), at]
-
-
-Reader = Callable[[Llama, torch.Tensor, int], torch.Tensor]  # like `read_last`
-
-
-def _load_llama(config: Any) -> Llama:
-    return load_pretrained(config.pretrained_model_path, attention=getattr(config, "attention", None))
 
 
 class LlamaZeroShotClassifier(nn.Module):
     """Asks the language model which label name comes next; nothing is trained.
 
-    config: any object with `pretrained_model_path`, `num_labels` and, optionally, `attention`.
-    llama: an already loaded model to use instead of `pretrained_model_path`.
-    Raises `ValueError` if the number of names is not `num_labels`.
+    config: any object with `pretrained_model_path`, `num_labels` and, optionally, `attention`; llama: replaces the
+    model of that path. Raises `ValueError` if the number of names is not `num_labels`.
     """
 
     def __init__(self, config: Any, tokenizer: Tokenizer, label_names: list[str], *, llama: Llama | None = None):
@@ -53,18 +44,16 @@ class LlamaZeroShotClassifier(nn.Module):
         self.num_labels = config.num_labels
         if len(label_names) != self.num_labels:
             raise ValueError(f"{len(label_names)} label names for {self.num_labels} labels")
-        self.llama = (llama or _load_llama(config)).requires_grad_(False)
+        attention = getattr(config, "attention", None)
+        self.llama = llama or load_pretrained(config.pretrained_model_path, attention=attention)
+        self.llama.requires_grad_(False)
         self.tokenizer = tokenizer
         self.label_name_ids = [tokenizer.encode(name, bos=False, eos=False) for name in label_names]
         self.prompt_suffix = prompt_suffix(label_names)  # the text after every sentence
-        self.read: Reader = read_last
+        self.read: Callable[..., torch.Tensor] = read_last
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """input_ids: b s -> b c, the label's score: the sum of its tokens' log-probabilities at one position.
-
-        Summing at *one* position is the assignment's definition. The score is a log-probability of the label only if
-        every label name is a single token, as in the assignment's data.
-        """
+        """The sum of each label's log-probabilities, at *one* position as in the assignment. input_ids: b s -> b c"""
         last = self.read(self.llama, input_ids, self.tokenizer.pad_id)  # b D
         log_probabilities = F.log_softmax(self.llama.output(last), dim=-1)  # b v
         scores = [log_probabilities[:, ids].sum(dim=-1) for ids in self.label_name_ids]
@@ -75,27 +64,27 @@ class LlamaEmbeddingClassifier(nn.Module):
     """A linear head on the hidden state that represents the text; training changes the head and the Llama below it.
 
     config: any object with `pretrained_model_path`, `num_labels`, `hidden_dropout_prob`, `option` ("finetune" trains
-    the Llama, "pretrain" freezes it) and, optionally, `attention` and `pad_id`.
-    llama: an already loaded model to use instead of `pretrained_model_path`.
+    the Llama, "pretrain" freezes it) and, optionally, `attention` and `pad_id`; llama: replaces the model of that path.
     """
 
     def __init__(self, config: Any, *, llama: Llama | None = None):
         super().__init__()
         self.num_labels = config.num_labels
         self.pad_id = getattr(config, "pad_id", PAD_ID)
-        self.llama = (llama or _load_llama(config)).requires_grad_(config.option != "pretrain")
+        attention = getattr(config, "attention", None)
+        self.llama = llama or load_pretrained(config.pretrained_model_path, attention=attention)
+        self.llama.requires_grad_(config.option != "pretrain")
         if not self.llama.config.tied:  # this classifier predicts no next token
             self.llama.output.requires_grad_(False)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.classifier_head = nn.Linear(self.llama.config.dim, self.num_labels)
         self.prompt_suffix = None
-        self.read: Reader = read_last
+        self.read: Callable[..., torch.Tensor] = read_last
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """log_softmax(head(dropout(state after the last token))). input_ids: b s -> log-probabilities b c
+        """log_softmax(head(dropout(state at the last position))). input_ids: b s -> log-probabilities b c
 
-        A row's exponentials sum to 1. Dropout acts in training alone, and on the hidden state.
+        The exponentials of a row sum to 1: with a head of zeros and two classes each is log(1/2) = -0.69.
         """
         last = self.read(self.llama, input_ids, self.pad_id)  # b D
-        logits = self.classifier_head(self.dropout(last))  # b c
-        return F.log_softmax(logits, dim=-1)
+        return F.log_softmax(self.classifier_head(self.dropout(last)), dim=-1)  # b c

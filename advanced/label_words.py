@@ -17,7 +17,7 @@ Shapes: b batch   s position   k tokens of a prefix   m prefixes   D model dim  
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from torch import nn
 from advanced.reading import Heard, Listening, context_after, is_within
 from advanced.table import METHODS
 from base_llama import causal_mask, sequence_lengths
-from classifier import Reader, read_last
+from classifier import read_last
 from engine.batches import ids_before
 from engine.context import AttentionContext
 from engine.families import reads_last
@@ -61,7 +61,7 @@ class LabelWords(nn.Module):
         self.begin = ids_before(tokenizer)
         self.prompt_suffix: str | None = prompt_suffix(self.words, self.settings["template"] or self.question).rstrip()
         self.room = max(map(len, self.word_ids)) - 1  # positions that a text must leave for the appended words
-        self.read: Reader = read_last
+        self.read: Callable[..., torch.Tensor] = read_last
 
     def read_before(self) -> Listening | None:
         """A text that a causal model has read, and that stands before every text; None: no text."""
