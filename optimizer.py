@@ -24,8 +24,8 @@ class AdamW(Optimizer):
     the bias-corrected sqrt(v). Notes on the assignment often write `p <- p - alpha_t * weight_decay * p`: with that
     line, its 1,000 steps end 1.7e-5 from the published weights; with the lines above, 2e-7 from them.
 
-    correct_bias=False uses alpha_t = lr. max_grad_norm, of later editions: if the gradients of a group are longer
-    together, each step first makes them this long. Raises `ValueError` for hyper-parameters out of range.
+    correct_bias=False uses alpha_t = lr. max_grad_norm: if the gradients of a group are longer together, each step
+    first makes them this long; None: never. Raises `ValueError` for hyper-parameters out of range.
     """
 
     def __init__(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from engine.plan import Plan
 from engine.programs import import_part, require_folder
 from engine.weights import load_pretrained, shape_errors, takes_mask
 from llama import Attention, Llama
+from rope import apply_rotary_emb
 from tokenizer import Tokenizer
 from utils import UserError, join_names, short_repr, warn
 
@@ -166,6 +168,8 @@ def load_llama(
         read = read_tokenizer(tokenizer or tokenizer_name(path), max_sentence_len)
         llama = load_pretrained(path, attention, norm, precision)
     require_vocabulary(read, llama, path)
+    if llama.config.rope_scaling is not None and "scaling" not in signature(apply_rotary_emb).parameters:
+        raise UserError(f"{path} scales its positions: add the argument scaling=None to apply_rotary_emb in rope.py")
     if llama.config.is_causal and not takes_mask(Attention):
         if attention is not None:
             raise UserError(NO_MASK)

@@ -76,7 +76,8 @@ class PromptDecoder(NamedTuple):
         reason = why_own_generate(self.llama)
         given = {name: value for name, value in self.settings.items() if value is not None}
         if reason and not self._chooses_otherwise(temperature):
-            notice(f"{OWN_GENERATE}: {reason}")
+            if self.generator is not None:  # else this is a hand-out, where there is nothing else
+                notice(f"{OWN_GENERATE}: {reason}")
             return self.llama.generate(idx, self.max_new_tokens, temperature)
         if self.generator is None:
             raise UserError(f"flags for sampling and searches cannot be used: {reason}")

@@ -22,7 +22,7 @@ def main() -> None:
     args = parser.parse_args()
     out = Path(args.out)
     holes = write_handout(out, args.edition)
-    if found := leaks(out, holes):
+    if found := leaks(out, args.edition, holes):
         raise UserError(f"{out} holds a line of an answer: {found[0]}")
     files = sum(path.is_file() for path in out.rglob("*"))
     print(f"wrote hand-out {VERSION} of {args.edition} to {out}: {files} files, {len(holes)} functions to write")

@@ -6,6 +6,8 @@ The table of structure.md is this one, without the helpers; a test compares them
 from __future__ import annotations
 
 import ast
+import textwrap
+from collections.abc import Iterable
 from typing import NamedTuple
 
 NOT_WRITTEN = "not written yet"  # engine.programs makes one line of an error that begins so
@@ -16,8 +18,8 @@ class Hole(NamedTuple):
     """A function whose body a student writes.
 
     check: the script that fails without it; part: its name there, with the edition's kind of attention in the place of
-    {}. norm, sampling: the editions that have it; "": all. emptied: other functions, as `file:name`, whose bodies go as
-    well, because they are the answer or give it away. gone: names that leave the hole's file.
+    {}. norm: of the editions that have it; "": all. given: the body with the lines that the course gives, and TODO
+    where the student's lines belong. gone: names that leave the hole's file, because they give the answer away.
     """
 
     file: str
@@ -25,22 +27,49 @@ class Hole(NamedTuple):
     check: str
     part: str = ""
     norm: str = ""
-    emptied: tuple[str, ...] = ()
+    given: str = "TODO"
     gone: tuple[str, ...] = ()
 
 
+TODO = "TODO"
+GENERATE_GIVEN = """\
+for _ in range(max_new_tokens):
+    logits, _ = self(idx[:, -self.config.max_seq_len :])
+    logits = logits[:, -1, :]  # b v: after the last token
+    TODO
+    if temperature == 0.0:
+        idx_next = None  # b 1: the likeliest token
+    else:
+        idx_next = None  # b 1: a token that is drawn
+    idx = torch.cat((idx, idx_next), dim=1)
+return idx"""
+ROPE_GIVEN = """\
+# a pair is one complex number: query_real holds q_1, q_3, q_5, ..., and query_imag holds q_2, q_4, q_6, ...
+query_real, query_imag = query.float().unflatten(-1, (-1, 2)).unbind(-1)  # b s h d/2
+key_real, key_imag = key.float().unflatten(-1, (-1, 2)).unbind(-1)  # b s g d/2
+TODO"""
+STEP_GIVEN = """\
+loss = None
+if closure is not None:
+    with torch.enable_grad():
+        loss = closure()
+for group in self.param_groups:
+    for p in group["params"]:
+        if p.grad is None:
+            continue
+        if p.grad.is_sparse:
+            raise RuntimeError("AdamW needs dense gradients; for sparse ones there is torch.optim.SparseAdam")
+        state = self.state[p]  # what is kept from step to step
+        TODO
+return loss"""
 HOLES = (
-    Hole("llama.py", "RMSNorm._norm", SANITY, "RMSNorm", "rms", ("base_llama.py:LayerNorm._norm",)),
-    Hole("base_llama.py", "LayerNorm._norm", SANITY, "LayerNorm", "layer", ("llama.py:RMSNorm._norm",)),
+    Hole("llama.py", "RMSNorm._norm", SANITY, "RMSNorm", "rms"),
+    Hole("base_llama.py", "LayerNorm._norm", SANITY, "LayerNorm", "layer"),
     Hole("llama.py", "Attention.compute_query_key_value_scores", SANITY, "scores and softmax, {}"),
     Hole("llama.py", "LlamaLayer.forward", SANITY, "layer, {}"),
-    Hole("llama.py", "Llama.generate", SANITY, "generate, {}", emptied=(
-        "llama.py:sample_next", "base_llama.py:LlamaPreTrainedModel.kept", "base_llama.py:truncate",
-        "engine/sampling.py:drop")),
-    Hole("rope.py", "apply_rotary_emb", ROPE, gone=(
-        "rope_table", "_angles", "frequencies", "_closer", "_slow_ones_closer", "SCALINGS", "rotate", "_rotate_pairs")),
-    Hole("optimizer.py", "AdamW.step", OPTIMIZER, gone=(
-        "AdamW._by_step", "AdamW._pieces", "AdamW._update", "_local", "_split", "CACHE_PIECE", "Tensors")),
+    Hole("llama.py", "Llama.generate", SANITY, "generate, {}", given=GENERATE_GIVEN),
+    Hole("rope.py", "apply_rotary_emb", ROPE, given=ROPE_GIVEN, gone=("rope_table", "frequencies")),
+    Hole("optimizer.py", "AdamW.step", OPTIMIZER, given=STEP_GIVEN),
     Hole("classifier.py", "LlamaEmbeddingClassifier.forward", SANITY, "embedding classifier, {}"),
 )  # fmt: skip
 
@@ -52,10 +81,8 @@ def holes_of(norm: str) -> list[Hole]:
 
 def blank(source: str, file: str, holes: list[Hole]) -> str:
     """A file of this package without the answers of these holes. Raises `KeyError` for a name that it does not have."""
-    named = [f"{hole.file}:{hole.name}" for hole in holes] + [name for hole in holes for name in hole.emptied]
-    empty = {name.partition(":")[2] for name in named if name.startswith(f"{file}:")}
-    gone = {name for hole in holes if hole.file == file for name in hole.gone}
-    return _cut(source, file, empty, gone) if empty or gone else source
+    mine = [hole for hole in holes if hole.file == file]
+    return _cut(source, file, mine) if mine else source
 
 
 def removed(source: str, file: str, holes: list[Hole]) -> list[str]:
@@ -65,22 +92,38 @@ def removed(source: str, file: str, holes: list[Hole]) -> list[str]:
     return [line for line in lines if line and not line.startswith("#") and line not in kept]
 
 
-def _cut(source: str, file: str, empty: set[str], gone: set[str]) -> str:
+def without(source: str, names: Iterable[str]) -> str:
+    """A file without these functions, classes and constants. Raises `KeyError` for a name that it does not have."""
+    nodes, lines = _named(ast.parse(source)), source.splitlines(keepends=True)
+    return _replaced(lines, [(*_whole(nodes[name], lines), "") for name in names])
+
+
+def _cut(source: str, file: str, holes: list[Hole]) -> str:
     nodes, lines = _named(ast.parse(source)), source.splitlines(keepends=True)
     cuts = []
-    for name in empty:
-        first, *rest = nodes[name].body
+    for hole in holes:
+        node = nodes[hole.name]
+        first, *rest = node.body
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):  # the docstring stays
             first = rest[0]
-        said = f'{" " * first.col_offset}raise NotImplementedError("{NOT_WRITTEN}: {name} in {file}")\n'
-        cuts.append((first.lineno - 1, nodes[name].end_lineno, said))
-    for name in gone:
-        start = min(node.lineno for node in (nodes[name], *getattr(nodes[name], "decorator_list", ()))) - 1
-        while not lines[start - 1].strip():  # the empty lines before it go as well
-            start -= 1
-        cuts.append((start, nodes[name].end_lineno, ""))
-    for start, end, said in sorted(cuts, reverse=True):
-        lines[start:end] = [said] if said else []
+        said = f'raise NotImplementedError("{NOT_WRITTEN}: {hole.name} in {file}")'
+        body = textwrap.indent(hole.given.replace(TODO, said) + "\n", " " * first.col_offset)
+        cuts.append((first.lineno - 1, node.end_lineno, body))
+        cuts += [(*_whole(nodes[name], lines), "") for name in hole.gone]
+    return _replaced(lines, cuts)
+
+
+def _whole(node: ast.AST, lines: list[str]) -> tuple[int, int]:
+    """Where a function, class or constant begins and ends, with its decorators and the empty lines before it."""
+    start = min(each.lineno for each in (node, *getattr(node, "decorator_list", ()))) - 1
+    while not lines[start - 1].strip():
+        start -= 1
+    return start, node.end_lineno
+
+
+def _replaced(lines: list[str], cuts: list[tuple[int, int, str]]) -> str:
+    for start, end, text in sorted(cuts, reverse=True):
+        lines[start:end] = [text] if text else []
     return "".join(lines)
 
 
