@@ -47,12 +47,10 @@ def prompt(args: Namespace, compute: ComputeSettings, distributed: Distributed) 
 
 
 def announce(args: Namespace) -> None:
-    """Print arguments of the run; warn if the bundled checkpoint replaces the absent default."""
+    """Warn if the bundled checkpoint replaces the absent default; print the arguments that this option uses."""
     from engine.flags import DEFAULT_CHECKPOINT, shown_arguments
     from engine.reports import prints_data
 
-    if not prints_data(args):
-        print(f"args: {shown_arguments(args)}")
     if args.is_bundled:
         bar = "*" * 100
         print(
@@ -61,6 +59,8 @@ def announce(args: Namespace) -> None:
             f"setup.sh fetches the real one where it can be reached.\n{bar}",
             file=sys.stderr,
         )
+    if not prints_data(args):
+        print(f"args: {shown_arguments(args)}")
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from engine.flags import (
     LORA_ALPHA,
     LORA_RANK,
     LORA_TARGETS,
+    OF_ONE_PROMPT,
     SPLITS,
     TRAINING,
     inputs_of,
@@ -102,7 +103,7 @@ def _check_texts(args: Namespace) -> None:
         if getattr(args, "temperature", None) in (0.0, 1.0):
             raise UserError(f"--temperature {args.temperature}: the texts at temperature 0 and 1 are made in any case")
         return
-    for name in ("prompt", "generated_sentence_low_temp_out", "generated_sentence_high_temp_out"):
+    for name in OF_ONE_PROMPT:
         if not isinstance(getattr(args, name), Default):
             raise UserError(f"--{name} is not for --prompt_file, whose texts go to --output")
     if args.num_samples > 1:

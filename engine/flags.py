@@ -66,6 +66,8 @@ GENERATE, CLASSIFY, TRAIN, PREDICT = "generate", "prompt and finetune", "finetun
 COLUMN_HELP = f"in data files that end in {', '.join(FORMATS)}: the column of the {{}}s; {{}} if not given"
 LINES_HELP = f"""predict: lines of 'LABEL{SEPARATOR}sentence', generate with --prompt_file: of JSON; with all columns of
 the input if it ends in {", ".join(FORMATS)}; -, or not given: standard output"""
+USED_BY_GROUP = {GENERATE: ("generate",), CLASSIFY: CLASSIFYING, TRAIN: TRAINING, PREDICT: ("predict", "perplexity")}
+OF_ONE_PROMPT = ("prompt", "generated_sentence_low_temp_out", "generated_sentence_high_temp_out")
 CONTRASTIVE_HELP = (
     "the text at temperature 0 is made of the K likeliest tokens, and avoids by ALPHA (0 to 1) what is like "
     "the text so far; needs causal attention; not with --beam"
@@ -194,9 +196,19 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     return parser.parse_args(argv)
 
 
+def is_used(flag: Flag, args: Namespace) -> bool:
+    """Whether the run with these arguments uses the flag's value; the course's flags are accepted by all options."""
+    if args.option == "generate" and flag.dest in OF_ONE_PROMPT:
+        return args.prompt_file is None
+    if flag.dest == "batch_size" and args.option not in CLASSIFYING:
+        return args.option == "perplexity" or args.prompt_file is not None
+    users = flag.options or flag.reads or USED_BY_GROUP.get(flag.group, OPTIONS)
+    return args.option in users
+
+
 def shown_arguments(args: Namespace) -> dict[str, Any]:
-    """The values that tell a run from others: of the course's flags, and of the others where they are no defaults."""
-    values = {flag.dest: getattr(args, flag.dest) for flag in FLAGS}
+    """The values that this run uses: of the course's flags, and of the others if they differ from the default."""
+    values = {flag.dest: getattr(args, flag.dest) for flag in FLAGS if is_used(flag, args)}
     defaults = {flag.dest: False if flag.type is bool else flag.default for flag in FLAGS}
     return {name: value for name, value in values.items() if name in COURSE_FLAGS or value != defaults[name]}
 

@@ -49,6 +49,7 @@ from engine import (
 )
 from engine import torchrun as engine_torchrun
 from engine.columns import Columns
+from engine.flags import get_args, shown_arguments
 from engine.storage import load_tensors
 
 PREFIX = (
@@ -326,6 +327,37 @@ def test_generate_continues_the_sentence_and_writes_two_files(drive: Callable, t
         assert f"Temperature is {temperature}.0\n{text}\n---------------\nWrote generated sentence to {name}.\n" in out
     (tmp_path / "ordinary.txt").touch()
     assert (tmp_path / name).stat().st_mode == (tmp_path / "ordinary.txt").stat().st_mode
+
+
+OF_CLASSIFYING = "train dev test label_names dev_out test_out batch_size".split()
+OF_TEXTS = ["generated_sentence_low_temp_out", "generated_sentence_high_temp_out"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "used"),
+    [
+        (["generate"], ["max_sentence_len", *OF_TEXTS]),
+        (["generate", "--prompt_file", "p", "--output", "o"], ["max_sentence_len", "batch_size", "prompt_file"]),
+        (["prompt"], ["max_sentence_len", *OF_CLASSIFYING]),
+        (["finetune"], ["max_sentence_len", *OF_CLASSIFYING, "epochs", "lr", "hidden_dropout_prob"]),
+        (["perplexity", "--input", "p"], ["batch_size", "input"]),
+    ],
+)
+def test_the_printed_arguments_are_those_that_the_option_uses(flags: list[str], used: list[str]):
+    shown = shown_arguments(get_args(["--option", *flags]))
+    ours = {"option", "pretrained_model_path", "seed", "use_gpu", *used}
+    assert set(shown) - {"output"} == ours
+    assert ("output" in shown) == ("--output" in flags)
+
+
+def test_arguments_are_printed_after_the_warning_about_the_checkpoint(monkeypatch: pytest.MonkeyPatch):
+    args = get_args([])
+    args.is_bundled = True
+    both = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", both)
+    monkeypatch.setattr(sys, "stderr", both)
+    importlib.import_module("run_llama").announce(args)
+    assert 0 < both.getvalue().index("WARNING") < both.getvalue().index("args: {'option': 'generate'")
 
 
 def test_a_seed_makes_the_samples_reproducible(drive: Callable, tiny_checkpoint: Path, tmp_path: Path):
