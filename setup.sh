@@ -181,7 +181,7 @@ install_packages() {
 
 # ------------------------------------------------------------------------------------------------------------- files
 
-# Fetch the course's files with the Python that is given, and name the ones that cannot be had.
+# Fetch the course's files with the Python that is given; print a line for each problem, naming the files.
 fetch_files() {
     attended "$1" -I -u - "$mirror_only" <<'PYTHON'
 import contextlib
@@ -459,7 +459,7 @@ def try_address(name, address):
             fetch(name, address)
             return ""
         except FileNotFoundError:
-            return "there is no {}".format(address)
+            return "not in the folder {}".format(address[: -len(name) - 1])
         except Refused as error:
             return "{} is refused: {}".format(address, error)
         except urllib.error.HTTPError as error:
@@ -472,6 +472,20 @@ def try_address(name, address):
             if attempt == 2 and host:
                 silent_hosts[host] = reason_of(error)
     return problem
+
+
+def print_missing(problem, found):
+    """One line for all files that are missing because of one problem. found: name -> a public address of the file."""
+    if len(found) == 1:
+        ((name, address),) = found.items()
+        print("missing {}: {}. It is at {}".format(name, problem, address), file=sys.stderr)
+        return
+    places = {}  # where files lie -> their names
+    for name, address in found.items():
+        is_course = address == COURSE + name
+        places.setdefault(COURSE + "NAME" if is_course else address, []).append(name)
+    told = ["{} at {}".format(", ".join(names), place) for place, names in places.items()]
+    print("missing {} files: {}. Get {}".format(len(found), problem, "; ".join(told)), file=sys.stderr)
 
 
 def main():
@@ -493,20 +507,23 @@ def main():
     trust_more_certificates()
     find_silent_hosts(missing)
     absent = 0
+    lacking = {}  # problem -> name -> address, of the files that could not be fetched from anywhere
     for name in missing:
-        problems = []
+        problems = {}
         for address in addresses(name):
             problem = try_address(name, address)
             if not problem:
                 print("fetched {} from {}".format(name, host_of(address) or os.path.dirname(address)))
                 break
-            problems.append(problem)
+            problems[problem] = address if address in public_addresses(name) else public_addresses(name)[0]
         else:
             absent += 1
-            why = "; ".join(problems) or "no address was asked"
-            print("missing {}: {}. It is at {}".format(name, why, public_addresses(name)[0]), file=sys.stderr)
+            for problem, address in (problems or {"no address was asked": public_addresses(name)[0]}).items():
+                lacking.setdefault(problem, {})[name] = address
+    for problem, found in lacking.items():
+        print_missing(problem, found)
     if absent:
-        print("To add what is missing, run this again, or save it under its name in", os.getcwd(), file=sys.stderr)
+        print("To add what is missing, run this again, or save each file under its name in", os.getcwd(), file=sys.stderr)
     print("{} of {} course files are in place".format(len(SHA256) - absent - wrong, len(SHA256)))
 
 

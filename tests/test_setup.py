@@ -67,7 +67,8 @@ def files_under(folder):
 
 def line_about(name, result):
     """The one line of the standard error that is about this file."""
-    lines = [line for line in result.stderr.splitlines() if re.match(rf"(missing|kept) {re.escape(name)}\b", line)]
+    named = rf"(missing|kept) .*(?<![\w/]){re.escape(name)}\b"  # not as the end of an address
+    lines = [line for line in result.stderr.splitlines() if re.match(named, line)]
     assert len(lines) == 1, result.stderr
     return lines[0]
 
@@ -227,8 +228,10 @@ def test_sourcing_leaves_the_shell_alone(script):
 
 def test_what_cannot_be_had_is_named_with_its_address(script, tmp_path):
     result = fetch(script, mirror="", cwd=tmp_path)
-    for name in FILES:
-        assert re.search(r"It is at https://\S+/" + re.escape(Path(name).name), line_about(name, result))
+    line = line_about("stories42M.pt", result)
+    assert line.startswith("missing 11 files: no address was asked. Get stories42M.pt at https://www.cs.cmu.edu/")
+    assert re.search(f"; {', '.join(FILES[1:])} at https://raw.githubusercontent.com/\\S+/NAME$", line)
+    assert result.stderr.count("missing ") == 1 and f"save each file under its name in {script.parent}" in result.stderr
     assert "0 of 11 course files are in place" in result.stdout
     assert "bundled checkpoint" in result.stdout
     assert files_under(script.parent) == LEFT and len(files_under(tmp_path)) == len(LEFT)
@@ -246,7 +249,8 @@ def test_wrong_files_are_refused(script, mirror, served, over_http):
     assert "refused: its SHA-256 is " in line_about("tokenizer.model", result)
     assert "refused: its SHA-256 is " in line_about("data/sst-dev.txt", result)
     assert "refused: it is not a PyTorch checkpoint" in line_about("stories42M.pt", result)
-    assert ("answers 404" if over_http else "there is no") in line_about("sanity_check.data", result)
+    assert ("answers 404" if over_http else f"folder {mirror}. Get") in line_about("sanity_check.data", result)
+    assert result.stderr.count("missing ") == 4  # three refusals, and a line for the eight that are not there
     assert files_under(script.parent) == LEFT
 
 
@@ -279,7 +283,27 @@ def test_a_different_file_is_kept_and_named(script, mirror):
 def test_a_dead_mirror_is_one_quick_failure(script, served, mirror):
     port = served(mirror).rsplit(":", 1)[1]
     result = fetch(script, f"http://127.0.0.1:{int(port) ^ 1}")
-    assert "cannot be reached" in line_about("tokenizer.model", result)
+    line = line_about("tokenizer.model", result)
+    assert line.startswith(f"missing 11 files: 127.0.0.1:{int(port) ^ 1} cannot be reached (")
+    assert result.stderr.splitlines()[0] == line and result.stderr.count("\n") == 2
+
+
+def test_each_host_that_cannot_be_reached_has_one_line_with_its_files(script, monkeypatch):
+    """As on a machine without a network: the proxy that would be asked for every address is not there."""
+    for kind in ("http", "https"):
+        monkeypatch.setenv(f"{kind}_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    result = setup(script, "--fetch_only", "--python", sys.executable)
+    pattern = r"^missing (.+): (\S+) cannot be reached \(.*\)\. (?:It is|Get .*) at (\S+)$"
+    found = re.findall(pattern, result.stderr, re.MULTILINE)
+    assert [(what, host) for what, host, _ in found] == [
+        ("stories42M.pt", "www.cs.cmu.edu"),
+        ("stories42M.pt", "huggingface.co"),
+        ("10 files", "raw.githubusercontent.com"),
+    ]
+    assert all(address.startswith(f"https://{host}/") for _, host, address in found)
+    assert result.returncode == 0 and result.stderr.count("\n") == 4
+    assert all(name in result.stderr for name in FILES)
 
 
 def test_real_files_are_fetched_once(script, assets, served, tmp_path):
