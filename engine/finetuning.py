@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from engine.combining import combine
 from engine.data import divide, set_aside
 from engine.files import check_overlaps, files_of_model, model_candidates
+from engine.interrupts import and_kept, hears_termination
 from engine.programs import import_part
 from engine.reports import (
     encode,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from engine.runs import Run
 
 
+@hears_termination()
 def finetune(args: Namespace, compute: ComputeSettings, distributed: Distributed) -> None:
     """Train a head and the model below it, keep the epoch with the best score, predict dev and test with its model."""
     from engine.checkpointer import best_of
@@ -194,7 +196,7 @@ def run_epochs(
     except Diverged as error:
         raise UserError(f"{error}; try a smaller --lr; {what_is_kept(history, checkpointer)}") from None
     except KeyboardInterrupt as error:
-        raise KeyboardInterrupt(f"{str(error) or 'interrupted'}; {what_is_kept(history, checkpointer)}") from None
+        raise and_kept(error, what_is_kept(history, checkpointer)) from None
     except UserError as error:
         raise UserError(f"{error}; {what_is_kept(history, checkpointer)}") from None
 

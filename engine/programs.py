@@ -20,13 +20,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from engine.interrupts import status_of
 from utils import UserError, decimal_number, one_line, whole_number
 
 if TYPE_CHECKING:
     import torch
 
 GRACE_SECONDS = 3.0
-INTERRUPTED = 130  # the usual status of an interrupted program: 128 plus the number of the signal
 
 
 class NeedsCausal(UserError):
@@ -95,8 +95,8 @@ def run_main(main: Callable[[], int | None]) -> int:
     """Run a program's `main` and return its exit status.
 
     A `UserError`, a file-system error, a lack of memory and an absent module become one line on standard error and
-    status 2, an interrupt one line and status 130. Any other error is a defect of the program and keeps its traceback.
-    The program goes on if no other program reads its output (`| head -1`, `>&-`).
+    status 2, Ctrl-C one line and status 130, SIGTERM in a training one line and status 143. Any other error is a defect
+    of the program and keeps its traceback. The program goes on if no other program reads its output (`| head -1`).
     """
     _keep_standard_streams()
     status = 2
@@ -111,8 +111,9 @@ def run_main(main: Callable[[], int | None]) -> int:
             raise
         message = str(error)
     except KeyboardInterrupt as error:
-        message = str(error) or "interrupted: files that were finished are kept, the others were not written"
-        status = INTERRUPTED
+        message, status = str(error) or "interrupted", status_of(error)
+        if message in ("interrupted", "terminated"):
+            message += ": files that were finished are kept, the others were not written"
     except ModuleNotFoundError as error:
         message = _which_is_absent(error)
     except OSError as error:

@@ -22,7 +22,7 @@ from error_helpers import TEXT_FLAGS, check_one_error, generate_flags, snapshot,
 import classifier
 import optimizer
 import utils
-from engine import checkpointer, families, finetuning, locks, methods, metrics, storage, training
+from engine import checkpointer, families, finetuning, interrupts, locks, methods, metrics, storage, training
 from engine import saved as saved_runs
 from utils import atomic_write
 
@@ -197,7 +197,12 @@ def test_text_that_standard_output_cannot_encode(tmp_path: Path, flags_for: Call
 # ------------------------------------------------------------------------------------------------------ interrupts
 
 
-def test_interrupted_training_keeps_what_is_finished(tmp_path: Path, classify_flags: Callable) -> None:
+@pytest.mark.parametrize(
+    ("number", "word", "expected"), [(signal.SIGINT, "interrupted", 130), (signal.SIGTERM, "terminated", 143)]
+)
+def test_interrupted_training_keeps_what_is_finished(
+    tmp_path: Path, classify_flags: Callable, number: int, word: str, expected: int
+) -> None:
     command = [sys.executable, str(ROOT / "run_llama.py"), *classify_flags("finetune"), "--epochs", "5000"]
     with (
         (tmp_path / "stderr").open("w") as stderr,
@@ -215,19 +220,44 @@ def test_interrupted_training_keeps_what_is_finished(tmp_path: Path, classify_fl
                 if line.startswith("epoch 1:"):
                     break
             time.sleep(0.1)
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             status = process.wait(timeout=60)
         finally:
             process.kill()
     model, resume = tmp_path / "finetune-5000-2e-05.pt", tmp_path / "finetune-5000-2e-05.resume"
-    words = ("interrupted", model.name, resume.name)
-    line = check_one_error(status, (tmp_path / "stderr").read_text(), *words, expected=130)
+    words = (f"error: {word}; the best of", model.name, resume.name)
+    line = check_one_error(status, (tmp_path / "stderr").read_text(), *words, expected=expected)
     assert "--resume" in line
     assert sorted(snapshot(tmp_path)) == [model.name, resume.name, "stderr"]
     saved = torch.load(model, weights_only=True)
     history = torch.load(resume, weights_only=True)["history"]
     assert len(history) >= 2
     assert saved["dev_score"] == max(result["dev_score"] for result in history)
+
+
+def test_the_first_sigterm_ends_a_training_and_the_next_ones_are_ignored(
+    call: Callable, classify_flags: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ignored = []
+
+    def terminate(*_: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            ignored.append(True)
+
+    monkeypatch.setattr(finetuning, "run_epochs", terminate)
+    status, _, err = call(*classify_flags("finetune"))
+    check_one_error(status, err, "error: terminated: files that were finished are kept", expected=143)
+    assert ignored and snapshot(tmp_path) == {} and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_sigterm_is_left_alone_in_a_process_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    for size, is_heard in (("1", True), ("2", False)):
+        monkeypatch.setenv("WORLD_SIZE", size)
+        with interrupts.hears_termination():
+            assert (signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL) is is_heard
 
 
 def after_two_epochs(patch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from engine.columns import FORMATS, USUAL, Columns, check_format, has_columns
 from engine.declaration import ABOVE_0, AT_LEAST_1, BELOW_1, Flag, Range, add_flags
 from engine.flags import flags_named
+from engine.interrupts import and_kept, hears_termination
 from engine.metrics import check_folder
 from engine.programs import ArgumentParser, check_writable
 from utils import UserError, atomic_write, find_asset, warn
@@ -154,6 +155,7 @@ class Outputs(NamedTuple):
             file.write(json.dumps(content | (made or {}), indent=1) + "\n")
 
 
+@hears_termination()
 def follow(args: Namespace, outputs: Outputs, rows: Iterator[Row], line_of: Callable[[Row], str]) -> list[Row]:
     """Print a line for each measurement, and write all figures after each one that follows training steps.
 
@@ -172,5 +174,5 @@ def follow(args: Namespace, outputs: Outputs, rows: Iterator[Row], line_of: Call
     except Diverged as error:
         raise UserError(f"{error}; try a smaller --lr; {outputs.what_is_kept(args)}") from None
     except KeyboardInterrupt as error:
-        raise KeyboardInterrupt(f"{str(error) or 'interrupted'}; {outputs.what_is_kept(args)}") from None
+        raise and_kept(error, outputs.what_is_kept(args)) from None
     return done
