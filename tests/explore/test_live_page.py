@@ -165,6 +165,27 @@ def test_an_address_is_computed_on_opening(browser: Browser, live_file: Path, bu
     assert browser.errors == []
 
 
+@pytest.mark.parametrize(
+    ("switches", "words"),
+    [
+        ({"off": "2"}, "Switched on: Layer 2 off"),
+        ({"off": "2", "lang": "zh-TW"}, "已打開的開關：關掉第 2 層"),
+        (
+            {"break": "scores,gelu", "off": "1,1.2", "uniform": "2.1"},
+            "Switched on: Scores not divided by \u221ad; GELU for SiLU; Layer 1 off; 2 more",
+        ),
+        ({}, ""),
+    ],
+)
+def test_the_bar_names_the_switches_of_an_address(browser: Browser, live_file: Path, switches: dict, words: str):
+    opened(browser, live_file, text="Once upon a time", **switches)
+    said = "[byId('cursor').innerText.split('\\n')[0], byId('switched').checkVisibility()]"
+    if words:
+        assert browser.value(said) == [words, True]
+        browser.click("#break-none")
+    assert browser.value("[byId('switched').textContent, byId('switched').checkVisibility()]") == ["", False]
+
+
 def test_an_address_is_read_with_care(browser: Browser, live_file: Path):
     """What is empty, out of bounds, said twice or of no such head; then the switches by hand."""
     given = {"temperature": " ", "min_p": "2", "top_k": "2.6", "seed": "7", "attention": "causal"}

@@ -56,7 +56,9 @@ function switchesChanged() {
   writeAddress();
 }
 
-/** The titles of the two columns of every figure. */
+const NAMED = 3; // switches that the bar names; it counts the others
+
+/** The titles of the two columns of every figure; the bar, always in sight, names the switches that are on. */
 function describeColumns() {
   const { attention, breaks, off, uniform } = switchesOf("now");
   COLUMNS.right = { title: t("compare.right"), remark: t(`kind.${page.model.attention}`) };
@@ -66,6 +68,8 @@ function describeColumns() {
     ...uniform.map((part) => t("break.uniform", ...part.split("."))),
   ];
   COLUMNS.now = { title: t(isSwitched() ? "compare.now" : "compare.other"), remark: listed.join("; ") };
+  const named = listed.slice(0, NAMED).concat(listed.length > NAMED ? [t("break.more", listed.length - NAMED)] : []);
+  byId("switched").textContent = isSwitched() ? t("break.on", named.join("; ")) : "";
 }
 
 // --------------------------------------------------------------------------------------------------- side by side
@@ -122,6 +126,7 @@ function drawCompared() {
 }
 
 function setUpBreaks() {
+  byId("cursor").firstElementChild.prepend(make("span", { id: "switched" }));
   describeColumns();
   drawSwitches();
   byId("break-none").addEventListener("click", () => {

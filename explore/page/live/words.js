@@ -64,6 +64,8 @@ const WORDS = {
   "break.head_off": ["Layer {0}, head {1} off", "關掉第 {0} 層的第 {1} 個頭"],
   "break.uniform": ["Layer {0}, head {1} looks everywhere alike", "第 {0} 層的第 {1} 個頭看每個位置都一樣多"],
   "break.part_of": ["Of the layer and head that are chosen below:", "以下面選定的層與頭為準："],
+  "break.on": ["Switched on: {0}", "已打開的開關：{0}"],
+  "break.more": ["{0} more", "還有 {0} 個"],
   "break.none": ["All switches off", "關掉所有開關"],
   "break.where": ["{0}, line {1}", "{0} 第 {1} 行"],
   "break.same": ["makes no difference to this model: it has as many key/value heads as query heads", "對這個模型沒有影響：它的鍵／值頭和查詢頭一樣多"],
