@@ -6,8 +6,8 @@
 The zip holds the assignment's own list of files and the files that these need to run (`engine/`, `grading/` and so on),
 from beside this script. Every tool must unpack it alike, and it must hold the modules that its modules import.
 
-Exit status: 0 the submission is fine; 1 it was checked and is wrong (one line for each problem); 2 it could not be
-checked (bad usage, a missing file). Needs the standard library and `grading/` alone: it answers at once.
+Exit status: 0 no problem, perhaps warnings; 1 it was checked and is wrong (one line for each problem); 2 it could not
+be checked (bad usage, a missing file). Needs the standard library and `grading/` alone: it answers at once.
 
 For scripts: `check_zip` and `create_zip` return a `Report`; `assert_zip`, and the course's own `check_file` and
 `main`, raise `FormatError`, an `AssertionError`, on a wrong format.
@@ -69,7 +69,7 @@ def megabytes(text: str) -> float:
 def get_args() -> argparse.Namespace:
     parser = GradingParser(
         description="Create the zip that is handed in from a folder, or check one. Nothing is unpacked or executed.",
-        epilog="Exit status: 0 fine; 1 checked and wrong, one line for each problem; 2 it could not be checked.",
+        epilog="Exit status: 0 no problem; 1 checked and wrong, one line for each problem; 2 it could not be checked.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28),
     )
     add, default = parser.add_argument, Rules()
@@ -97,6 +97,14 @@ def refuse_submissions(folder: str, required: Iterable[str]) -> None:
         raise GradingError(f"{said}; to grade them all: python -m grading {printable(folder)} --config FILE --out DIR")
 
 
+def refuse_outputs_alone(folder: str, required: Iterable[str]) -> None:
+    """Raise `GradingError` if a folder holds outputs of the assignment and no code, at any depth."""
+    outputs = [name for name in (*required, *ADVANCED) if name.endswith(".txt") and Path(folder, name).exists()]
+    if outputs and not any(Path(folder).rglob("*.py")):
+        said = f"{printable(folder)} holds outputs, for example {outputs[0]}, and no code"
+        raise GradingError(f"{said}; name the folder that holds the code and the outputs, or . if you are in it")
+
+
 def command_line() -> int:
     """Run the command; the status is 0 or 1. Raises `GradingError` and `OSError` for `run_main`."""
     args = get_args()
@@ -108,6 +116,7 @@ def run(args: argparse.Namespace, told: dict[str, Any]) -> int:
     rules = {name.name: getattr(args, name.name) for name in fields(Rules)}
     if Path(args.path).is_dir():
         refuse_submissions(args.path, EDITIONS[args.edition].required)
+        refuse_outputs_alone(args.path, EDITIONS[args.edition].required)
         report = create_zip(args.path, args.id, args.out, args.force, **rules)
     elif args.out or args.force:
         raise GradingError("--out and --force are for packing a folder; to check a zip leave them out")

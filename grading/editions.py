@@ -57,7 +57,7 @@ class Edition:
 
 CODE = ("run_llama.py", "llama.py", "optimizer.py", "classifier.py", "rope.py")
 TEXTS = ("generated-sentence-temp-0.txt", "generated-sentence-temp-1.txt")
-ADVANCED = output_names("advanced")  # all of these or none
+ADVANCED = output_names("advanced")  # each is optional; dev and test of one data set belong together
 ADDITION_CODE = ("addition_data_generation.py", "addition_lib.py", "addition_run.py")
 REQUIRED = (*CODE, *TEXTS, *output_names("prompting", "finetuning"))
 LISTED = ("base_llama.py", "config.py", "sanity_check.py", "tokenizer.py", "utils.py", "README.md", "structure.md",
@@ -67,9 +67,10 @@ MATPLOTLIB = frozenset({"matplotlib", "contourpy", "cycler", "dateutil", "fontTo
 
 # Sources. cmu2024: neubig/minllama-assignment. ucsc: the fork of it that UC Santa Cruz hands out in NLP 244, as seen in
 # the public copy iamsorenl/minllama-assignment: the same checker and tree, only the ID is a CruzID. cmu2025:
-# cmu-l3/anlp-fall2025-hw1, where LoRA outputs and feedback.txt are new. Its checker counts feedback.txt among the
-# advanced outputs and so accepts one of the four alone; here the rule is "all four or none" in every edition. cmu2026:
-# ialdarmaki/anlp-spring2026-hw1, which has pre-training on additions in place of fine-tuning (grading.addition).
+# cmu-l3/anlp-fall2025-hw1, where LoRA outputs and feedback.txt are new. The course's lists mark each of the four
+# advanced outputs as [OPTIONAL], so those of one data set may be absent in every edition; dev without test, or test
+# without dev, is a warning here. cmu2026: ialdarmaki/anlp-spring2026-hw1, which has pre-training on additions in place
+# of fine-tuning (grading.addition).
 # The limit of 10 MB is that of fall 2025; the earlier ones name none.
 EDITIONS = {
     "ucsc": Edition("rms", "bidirectional", "CruzID", REQUIRED, LISTED),

@@ -36,7 +36,8 @@ CHECKS = {
     "E005-damaged": Check("refuse", "", "entries whose data are damaged", AGAIN),
     "E006-backslash": Check("note", "", "names with backslashes between folders; they were read as slashes", AGAIN),
     "E010-folder": Check("deduct", "", "the files do not lie directly in one top folder, named by the ID", AGAIN),
-    "E011-id-case": Check("note", "", "the ID has upper and lower case other than the roster's or the file name's", ""),
+    "E011-id-case": Check("note", "", "the ID is in upper case, or in another case than the roster's or the file "
+                          "name's", ""),
     "E012-missing": Check("deduct", "B", "a required code file is missing", "hand it in"),
     "E013-no-output": Check("deduct", "B+", "a required output file or text is missing: nothing confirms that result",
                             "run the course's command and hand its output in"),
@@ -47,7 +48,7 @@ CHECKS = {
     "E018-misnamed": Check("deduct", "A-", "an output file of another kind or of another data set", "rename the files"),
     "E019-empty": Check("deduct", "B+", "a required file is empty or blank", "run the command again"),
     "E020-text": Check("deduct", "A-", "an output file or a generated text is not UTF-8 text, or too large", RERUN),
-    "E021-advanced": Check("deduct", "", "some of the four advanced outputs are missing", "hand in all four or none"),
+    "E021-advanced": Check("note", "", "of a data set's two advanced outputs one is missing", "hand in dev and test"),
     "E022-foreign": Check("deduct", "", "checkpoints, environments or .git in the zip", "leave them out"),
     "E023-clutter": Check("note", "", "caches or archives in the zip", "leave them out"),
     "E024-unlisted": Check("note", "", "files of the course's list are absent that its checker does not demand", ""),

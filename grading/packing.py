@@ -21,7 +21,7 @@ from grading.needs import DRIVER, find_needs, outermost
 from grading.package import MAPPINGS, Package, files_of, is_carried
 from grading.programs import GradingError, atomic_write, check_writable, few, printable
 from grading.rules import Report, Rules
-from grading.submission import CLUTTER, any_of, check_bytes, is_foreign
+from grading.submission import CLUTTER, any_of, check_bytes, is_foreign, warn_of_upper_case
 
 MAX_TOLD = 100  # names in a note
 OWN_PARTS = "this package's tests, pages, builders, results and data sets, and what editors leave behind,"
@@ -53,12 +53,14 @@ def create_zip(
     payload = _pack(files, student_id)
     report = check_bytes(payload, student_id, checked)
     report.notes += notes
+    warn_of_upper_case(out, report, checked)
     if len(payload) > checked.max_bytes:
         said = f"{checked.too_large(len(payload))}; the largest files: {_largest(sizes)}"
         report.problems.append(Message(said, "E002-size"))
     if force or not report.problems:
         with atomic_write(out) as file:
             file.write(payload)
+        report.is_written = True
         report.notes.append(f"wrote {printable(out)} ({len(payload) / MB:.2f} MB)")
     else:
         earlier = "; the one that lies there is an earlier one" if out.exists() else ""

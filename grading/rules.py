@@ -33,7 +33,7 @@ class Report:
     """The findings of a check, each a `Message` of grading.findings, but for notes on how a zip was made.
 
     files: names relative to the top folder. texts: the generated texts, decoded. labels: of each output file whose
-    lines all have the form, in order.
+    lines all have the form, in order. is_written: the zip that was checked has been made from a folder and written.
     """
 
     student_id: str
@@ -44,6 +44,7 @@ class Report:
     scores: dict[str, Score] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     labels: dict[str, list[int]] = field(default_factory=dict)
+    is_written: bool = False
 
     @property
     def accuracies(self) -> dict[str, float]:
@@ -64,9 +65,20 @@ class Report:
             lines.append(f"{name:<36}{count:>6}{numbers}")
         for kind, messages in (("note", self.notes), ("warning", self.warnings), ("problem", self.problems)):
             lines += [f"{kind}: {message}" for message in messages]
-        count = len(self.problems)
-        lines.append(f"{count} problem{'s' * (count != 1)} found" if count else "the submission is fine")
-        return "\n".join(lines)
+        return "\n".join([*lines, self.verdict])
+
+    @property
+    def verdict(self) -> str:
+        """The last line of the report: "fine" is only a submission without problems and warnings."""
+        if self.problems:
+            return f"{_counted(self.problems, 'problem')} found"
+        if not self.warnings:
+            return "the submission is fine"
+        return f"{'created' if self.is_written else 'checked'}, with {_counted(self.warnings, 'warning')}"
+
+
+def _counted(messages: list[str], word: str) -> str:
+    return f"{len(messages)} {word}{'s' * (len(messages) != 1)}"
 
 
 @dataclass(frozen=True)

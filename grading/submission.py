@@ -97,10 +97,7 @@ def check_names(files: dict[str, Entry], edition: Edition, report: Report) -> No
         said = f"required files are missing: {with_hints(missing, files)}"
         report.problems.append(Message(said, "E012-missing"))
     present = [name for name in ADVANCED if name in files]
-    if 0 < len(present) < len(ADVANCED):
-        absent = set(ADVANCED) - set(present)
-        said = f"advanced outputs must be all four or none; missing: {with_hints(absent, files)}"
-        report.problems.append(Message(said, "E021-advanced", "", 0, len(ADVANCED), len(present)))
+    _check_pairs(files, present, report)
     if empty := [name for name in (*edition.required, *present) if name in files and files[name].central.size == 0]:
         report.problems.append(Message(f"empty files: {few(empty)}", "E019-empty", min(empty)))
     report.problems += [Message(said, "E026-models") for said in folder_problems(files, edition)]
@@ -121,6 +118,32 @@ def check_names(files: dict[str, Entry], edition: Edition, report: Report) -> No
         report.warnings.append(Message(said, "E063-no-report", right_name(report.student_id)))
     if absent := [name for name in edition.optional if name not in files]:
         report.notes.append(Message(f"optional and absent: {few(absent)}", "E025-optional"))
+
+
+def _check_pairs(files: dict[str, Entry], present: list[str], report: Report) -> None:
+    """Warn of a data set that has one of its two advanced outputs, of dev and of test. present: of those outputs."""
+    datasets = {name: name.partition("-")[0] for name in ADVANCED}
+    begun = {datasets[name] for name in present}
+    if absent := [name for name in ADVANCED if name not in files and datasets[name] in begun]:
+        said = f"of the advanced outputs of one data set only one is here; missing: {with_hints(absent, files)}"
+        report.warnings.append(Message(said, "E021-advanced", "", 0, len(present) + len(absent), len(present)))
+
+
+def warn_of_upper_case(path: Path, report: Report, rules: Rules) -> None:
+    """Warn of an ID in upper case: as it was given, or in the name of the zip at `path`.
+
+    Not with an ID pattern of the caller's, which says itself what an ID is.
+    """
+    if rules.id_pattern != Rules.id_pattern:
+        return
+    right, id_name = report.student_id.lower(), EDITIONS[rules.edition].id_name
+    places = {"": report.student_id}
+    if path.suffix.lower() == ".zip" and path.stem.lower() == right:
+        places["the zip is named "] = path.name
+    found = [f"{where}{printable(name)}" for where, name in places.items() if name != name.lower()]
+    if found:
+        said = f"{id_name} in upper case: {', '.join(found)}; write {right}, in lower case"
+        report.warnings.append(Message(said, "E011-id-case", "", 0, right, report.student_id))
 
 
 def with_hints(missing: Iterable[str], files: Iterable[str]) -> str:
@@ -216,7 +239,9 @@ def check_zip(path: str | os.PathLike, student_id: str, **rules) -> Report:
         size = os.fstat(file.fileno()).st_size
         if size > checked.max_bytes:
             return Report(student_id, [checked.too_large(size)])
-        return check_bytes(file.read(int(checked.max_bytes) + 1), student_id, checked)
+        report = check_bytes(file.read(int(checked.max_bytes) + 1), student_id, checked)
+    warn_of_upper_case(Path(path), report, checked)
+    return report
 
 
 def assert_zip(path: str | os.PathLike, student_id: str, **rules) -> Report:

@@ -109,23 +109,28 @@ def test_missing_files_are_named_and_nothing_is_written(create, folder):
     assert zipfile.is_zipfile("alice.zip")
 
 
-@pytest.mark.parametrize("count", range(5))
+@pytest.mark.parametrize("kept, missing", [
+    ((0, 1, 2, 3), []), ((), []), ((0, 1), []), ((2, 3), []),  # of SST alone, of CFIMDB alone
+    ((0,), [1]), ((1,), [0]), ((0, 1, 3), [2]), ((0, 2), [1, 3]),
+])  # fmt: skip
 @pytest.mark.parametrize("edition", ["ucsc", "cmu2025"])
 @pytest.mark.parametrize("feedback", [True, False])
-def test_advanced_outputs_are_all_or_none(tmp_path, data_dir, count, edition, feedback):
+def test_advanced_outputs_are_optional_and_half_a_data_set_earns_a_warning(
+    tmp_path, data_dir, kept, missing, edition, feedback
+):
     folder = tmp_path / "in"
     folder.mkdir()
     fill(folder, edition)
     write_outputs(folder, "advanced")
     (folder / "alice-report.pdf").write_bytes(pdf_of(3))
-    for name in ADVANCED[count:]:
-        (folder / name).unlink()
+    for number in {*range(4)} - {*kept}:
+        (folder / ADVANCED[number]).unlink()
     if feedback:
         (folder / "feedback.txt").write_text("good\n")
     report = create_zip(folder, "alice", tmp_path / "x.zip", data_dir=data_dir, edition=edition)
-    assert bool(report.problems) == (0 < count < 4)
-    for name in ADVANCED[count:] if report.problems else ():
-        assert name in report.problems[0]
+    names = ", ".join(sorted(ADVANCED[number] for number in missing))
+    said = f"of the advanced outputs of one data set only one is here; missing: {names}"
+    assert report.problems == [] and report.warnings == ([said] if missing else [])
     assert ("feedback.txt" in str(report)) == (edition == "cmu2025" and not feedback)
 
 
@@ -149,6 +154,35 @@ def test_advanced_outputs_without_a_report_and_absent_files_of_the_readme_tree_e
     (folder / "tokenizer.py").unlink()
     report = create()
     assert report.problems == [] and "tokenizer.py" in report.warnings[0]
+    assert str(report).endswith("\ncreated, with 1 warning")
+
+
+@pytest.mark.parametrize("name", ["README.md", "structure.md", "setup.sh", "sanity_check.data"])
+def test_only_a_whole_tree_is_called_fine(create, check, folder, name):
+    assert str(create()).endswith("\nthe submission is fine")
+    (folder / name).unlink()
+    report = create()
+    assert report.problems == [] and [name in said for said in report.warnings] == [True]
+    assert str(report).endswith("\ncreated, with 1 warning") and f"\nwarning: {report.warnings[0]}\n" in str(report)
+    checked = check(entries_of(folder, "ALICE"))
+    assert str(checked).endswith("\nchecked, with 2 warnings")
+
+
+def test_an_id_in_upper_case_is_a_warning_wherever_it_comes_from(folder, data_dir):
+    def warned(path, student_id, **rules):
+        report = (create_zip if path.is_dir() else check_zip)(path, student_id, data_dir=data_dir, **rules)
+        assert report.problems == []
+        return report.warnings
+
+    assert warned(folder, "alice") == [] == warned(Path("alice.zip"), "alice")
+    assert warned(Path("alice.zip").rename("hw1.zip"), "alice") == []
+    (upper,) = warned(folder, "Alice")
+    assert upper == "CruzID in upper case: Alice, the zip is named Alice.zip; write alice, in lower case"
+    assert warned(Path("Alice.zip"), "Alice") == [upper]
+    folder_, named = warned(Path("Alice.zip"), "alice", edition="cmu2024")
+    assert folder_.startswith("AndrewID mismatch: the top folder is Alice, the ID is alice")
+    assert named == "AndrewID in upper case: the zip is named Alice.zip; write alice, in lower case"
+    assert warned(folder, "Group-7", id_pattern=r"Group-\d+") == []
 
 
 def test_wrong_top_folders(check, folder):
@@ -192,7 +226,7 @@ def test_every_problem_is_reported_together(check, folder):
     (folder / "sst-dev-finetuning-output.txt").write_text("9 ||| x\n")
     report = check(entries_of(folder, "bob"))
     text = "\n".join(report.problems)
-    for word in ("mismatch", "rope.py", "all four or none", "empty files: llama.py", "0..4", "1 lines", "not the sent"):
+    for word in ("mismatch", "rope.py", "empty files: llama.py", "0..4", "1 lines", "not the sent"):
         assert word in text
     assert str(report).endswith(f"{len(report.problems)} problems found")
 
@@ -387,6 +421,17 @@ def test_a_folder_of_zips_is_what_a_grader_has(tmp_path, folder, data_dir):
         (tmp_path / "in" / name).write_bytes(b"x")
     done = run(tmp_path / "in", "alice")
     assert done.returncode == 2 and done.stderr.startswith("error: ") and "python -m grading" in done.stderr
+
+
+def test_a_folder_of_outputs_alone_is_an_error_that_says_what_to_name(tmp_path, folder, data_dir):
+    (tmp_path / "outputs").mkdir()
+    write_outputs(tmp_path / "outputs", "advanced")
+    done = run(tmp_path / "outputs", "alice")
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert "sst-dev-advanced-output.txt, and no code; name the folder that holds the code" in done.stderr
+    (tmp_path / "outputs" / "src").mkdir()
+    (tmp_path / "outputs" / "src" / "llama.py").write_text("")
+    assert run(tmp_path / "outputs", "alice").returncode == 1  # the code lies too deep, which the report says
 
 
 def test_a_submission_of_2026_holds_trained_models_and_may_lack_modules(tmp_path, data_dir):
