@@ -58,33 +58,21 @@ def plain_numbers(model: LlamaForCausalLM) -> dict[str, tuple]:
     norm.load_state_dict(small.below(small.small_weights(), "norm."))
     return {
         NORMS[small.NORM.get()]: (norm.double()(x),),
-        "rotary embedding": tuple(map(to_neighbours, (*rotated, *rotated_later(model, query, key)))),
+        "rotary embedding": tuple(map(to_neighbours, rotated)),
         "feed-forward": (model.model.layers[0].mlp(x),),
     }
-
-
-def rotated_later(model: LlamaForCausalLM, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Query and key, rotated as half-vectors, where they do not begin at position 0."""
-    starts = (small.QUERY_STARTS, torch.tensor([small.KEY_START] * len(key)))
-    places = (model.model.rotary_emb(query, start[:, None] + torch.arange(LENGTH)) for start in starts)
-    pairs = zip((query, key), places, strict=True)
-    return tuple(apply_rotary_pos_emb(*[to_halves(x)] * 2, *angles, unsqueeze_dim=2)[0] for x, angles in pairs)
 
 
 def attention_numbers(model: LlamaForCausalLM, kind: str) -> dict[str, tuple]:
     x, mask, first = small.states().double(), mask_of(kind, LENGTH), model.model.layers[0]
     settings = dict(attention_mask=mask, position_embeddings=model.model.rotary_emb(x, torch.arange(LENGTH)[None]))
     heads = list(map(torch.Tensor.double, small.score_inputs()))
-    scores = [F.scaled_dot_product_attention(*heads, attn_mask=mask)]
-    if kind == "causal":
-        scores.append(F.scaled_dot_product_attention(*heads, attn_mask=small.MASK.bool()))
-    whole = first(x, **settings)
     hidden = hidden_states(model, small.TOKENS, kind)
     logits = model.lm_head(hidden)
     return {
-        f"scores and softmax, {kind}": tuple(scores),
+        f"scores and softmax, {kind}": (F.scaled_dot_product_attention(*heads, attn_mask=mask),),
         f"grouped queries, {kind}": (first.self_attn(x, **settings)[0],),
-        f"layer, {kind}": (whole, torch.stack([row[[at]] for row, at in zip(whole, small.AT.tolist(), strict=True)])),
+        f"layer, {kind}": (first(x, **settings),),
         f"embedding and head, {kind}": (logits[:, [-1]], hidden, logits),
         f"generate, {kind}": greedy_texts(model, kind),
     }

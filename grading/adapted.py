@@ -6,7 +6,9 @@ that it needs; the hand-out's adapters call the assignment's own names, and so f
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -15,16 +17,18 @@ from typing import Any
 import torch
 
 from grading.editions import ADAPTERS
-from grading.returned import Lacks, check_slope
+from grading.returned import check_slope
+
+STAND_INS = {"replaced", "table"}  # arguments of questions that adapters are not asked
 
 
 def call(name: str, question: Callable, arguments: dict[str, Any]) -> Any:
     """The answer to a question, or that of the adapters. Raises the question's exception if they have none."""
     try:
         return question(**arguments)
-    except (ImportError, AttributeError, TypeError, Lacks) as error:
+    except (ImportError, AttributeError, TypeError) as error:
         path = Path(ADAPTERS).resolve()  # the process runs in the student's folder
-        if name not in ADAPTED or not path.is_file():
+        if name not in ADAPTED or STAND_INS & {*arguments} or not path.is_file():
             raise
         spec = importlib.util.spec_from_file_location("adapters", path)
         adapters = importlib.util.module_from_spec(spec)
@@ -33,10 +37,6 @@ def call(name: str, question: Callable, arguments: dict[str, Any]) -> Any:
             return ADAPTED[name](adapters, **arguments)
         except NotAdapted:
             raise error from None
-        except TypeError:  # of adapters that give the argument to a function which lacks it
-            if isinstance(error, Lacks):
-                raise error from None
-            raise
 
 
 class NotAdapted(Exception):
@@ -50,25 +50,24 @@ def norm(adapters: ModuleType, name: str, arguments: list, weights: dict, x: tor
 
 
 def rotate(adapters: ModuleType, theta: float | None = None, **inputs: Any) -> Any:
-    inputs |= {} if theta is None else {"theta": theta}
-    starts = {name: inputs.pop(name) for name in ("start_pos", "query_start") if name in inputs}
-    turned = adapters.run_rope(**inputs)
-    return (*turned, *adapters.run_rope(**inputs, **starts)) if starts else turned
+    return adapters.run_rope(**inputs, **({} if theta is None else {"theta": theta}))
 
 
 def scores(adapters: ModuleType, mask: torch.Tensor | None = None, **inputs: Any) -> Any:
-    whole = adapters.run_scores(**inputs)
-    return whole if mask is None else (whole, adapters.run_scores(**inputs, mask=mask.bool()))
+    """The mask is given as well where `run_scores` has an argument for it, and the function behind it takes it."""
+    unmasked = adapters.run_scores(**inputs)
+    if mask is not None and "mask" in inspect.signature(adapters.run_scores).parameters:
+        with contextlib.suppress(TypeError):
+            return unmasked, adapters.run_scores(**inputs, mask=mask.bool())
+    return unmasked
 
 
 def attention(adapters: ModuleType, **inputs: Any) -> Any:
     return adapters.run_attention(**inputs)
 
 
-def layer(adapters: ModuleType, at: torch.Tensor | None = None, **inputs: Any) -> Any:
-    """With `at`, also one position of each row, which code without a context takes from the whole."""
-    whole = adapters.run_layer(**inputs)
-    return whole if at is None else (whole, whole[torch.arange(len(at)), at.long()][:, None])
+def layer(adapters: ModuleType, **inputs: Any) -> Any:
+    return adapters.run_layer(**inputs)
 
 
 def llama(adapters: ModuleType, config: dict, weights: dict, tokens: torch.Tensor) -> Any:

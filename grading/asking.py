@@ -223,14 +223,9 @@ class Student:
 def takes_attention(student: Student) -> bool:
     """Whether the student's load_pretrained has an argument for the kind of attention; the hand-out's has none.
 
-    False where the question fails, here and in `has_context`: questions that follow will say why.
+    False where the question fails: questions that follow will say why.
     """
     return not student.ask(ChildQuestion("names_attention", "llama")).trouble
-
-
-def has_context(student: Student) -> bool:
-    """Whether the student's model gives its parts a context: positions and mask. The hand-out's does not."""
-    return not student.ask(ChildQuestion("has_context", "llama")).trouble
 
 
 def short_repr(text: object) -> str:

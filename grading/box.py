@@ -29,7 +29,6 @@ from grading.asking import (
     ChildQuestion,
     Student,
     add_time_limit,
-    has_context,
     takes_attention,
     time_limit_of,
 )
@@ -180,12 +179,11 @@ def check_parts(student: BoxedStudent, drawer: random.Random, edition: str) -> I
     from grading import drawn, parts, small_model
 
     small_model.NORM.set(EDITIONS[edition].norm)
-    kinds = parts.kinds_to_check(student, Namespace(edition=edition, attention=None))
-    in_context = has_context(student)
+    kinds = (EDITIONS[edition].attention,)
     drawn.draw_salt(kinds, drawer)
     has_classifiers = "causal" not in kinds or takes_attention(student)
-    asked = parts.all_parts(kinds, has_classifiers, in_context, EDITIONS[edition].sampling)
-    for one in parts.judge(student, asked, drawn.right_numbers(kinds, in_context), drawn.TOLERANCE):
+    asked = parts.all_parts(kinds, has_classifiers, EDITIONS[edition].sampling)
+    for one in parts.judge(student, asked, drawn.right_numbers(kinds), drawn.TOLERANCE):
         said, tail = f"{one.verdict}: {one.sentence}", student.tails.get(key(one.part.question), "")
         is_right = one.verdict == "ok"
         yield Executed(one.part.name, is_right, "" if is_right else said, "" if is_right else tail)

@@ -51,34 +51,26 @@ def smallest_lead(causal: bool) -> float:
     return min(leads)
 
 
-def right_numbers(kinds: tuple[str, ...], in_context: bool) -> dict[str, Tensors]:
-    """The right numbers of every part that has some, by its name, for the model of the current `SALT`.
-
-    in_context: as for `parts.all_parts`.
-    """
+def right_numbers(kinds: tuple[str, ...]) -> dict[str, Tensors]:
+    """The right numbers of every part that has some, by its name, for the model of the current `SALT`."""
     weights, x = in_double(small_weights()), small.states().double()
-    query, key = small.rotary_inputs()
-    starts = (small.KEY_START, *small.QUERY_STARTS.tolist())
     numbers = {
         IMPORT: (),
         NORMS[small.NORM.get()]: (small.normed(x, small.final_norm(), small.NORM_EPS),),
-        "rotary embedding":
-            small.turned_later(query, key, starts) if in_context else rotate_both(query, key, small.THETA),
+        "rotary embedding": rotate_both(*small.rotary_inputs(), small.THETA),
         "feed-forward": (small.feed_forward(x, below(weights, "layers.0.feed_forward.")),),
     }  # fmt: skip
-    return numbers | {name: tensors for kind in kinds for name, tensors in _of_kind(kind, in_context).items()}
+    return numbers | {name: tensors for kind in kinds for name, tensors in _of_kind(kind).items()}
 
 
-def _of_kind(kind: str, in_context: bool) -> dict[str, Tensors]:
+def _of_kind(kind: str) -> dict[str, Tensors]:
     """The right numbers of the parts whose attention is of one kind."""
     causal, weights, x = kind == "causal", in_double(small_weights()), small.states().double()
     heads = tuple(one.double() for one in small.score_inputs())
-    layer = small.layer(x, below(weights, "layers.0."), causal)
     numbers = {
-        "scores and softmax":
-            small.masked(*heads, causal) if causal and in_context else (small.attend(*heads, causal),),
+        "scores and softmax": (small.attend(*heads, causal),),
         "grouped queries": (small.attention(x, below(weights, "layers.0.attention."), causal),),
-        "layer": (layer, small.queried(layer)) if in_context else (layer,),
+        "layer": (small.layer(x, below(weights, "layers.0."), causal),),
         "embedding and head": small.llama(small.TOKENS, causal),
         "generate": small.generate(causal),
         "sampling": (),

@@ -8,6 +8,7 @@ import torch
 
 from grading import mistakes
 from grading import small_model as small
+from grading.alone import generate_alone
 from grading.asking import ChildAnswer, ChildQuestion
 from grading.checked import CheckedPart, small_config, with_mistakes
 from grading.editions import EPSILON, SAMPLINGS, TOP_P
@@ -31,10 +32,12 @@ def generate_part(kind: str, sampling: str = "plain") -> CheckedPart:
     question = ChildQuestion("generate", "llama", {**settings, "new": small.NEW_TOKENS}, tensors)
     wrong = with_mistakes(small.generate, mistakes.GENERATE_MISTAKES, kind == "causal")
     needs, where = (f"layer, {kind}", f"embedding and head, {kind}"), "Llama.generate in llama.py"
-    part = CheckedPart(f"generate, {kind}", where, question, wrong, needs, has_drawn, drawn=mistakes.ALWAYS_DRAWN)
+    if sampling != "plain":
+        question.settings["hot"] = [NEARLY_0]  # where all tokens are as likely, a limit may leave none of them
+    alone, drawn = generate_alone(question, kind == "causal"), mistakes.ALWAYS_DRAWN
+    part = CheckedPart(f"generate, {kind}", where, question, wrong, needs, has_drawn, alone=alone, drawn=drawn)
     if sampling == "plain":
         return part
-    question.settings["hot"] = [NEARLY_0]  # where all tokens are as likely, a limit may leave none of them
     return part._replace(judged=len(small.PROMPTS) + 1, read=lambda answer: answer)
 
 

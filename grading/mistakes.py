@@ -3,63 +3,92 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 from grading import small_model as small
 from grading.rotation import rotate_by_hand
-from grading.small_model import DIM, HEAD_DIM, THETA, at, mean_square, norm
+from grading.small_model import DIM, HEAD_DIM, THETA, at
 
+
+def less_mean(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    return x - x.mean(dim, keepdim=True)
+
+
+def norm_by_hand(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | float,
+    eps: float,
+    *,
+    scaled: Callable = lambda x: x,
+    measured: Callable = lambda x: x,
+    square: Callable = torch.square,
+    mean: Callable = lambda squares: squares.mean(-1, keepdim=True),
+    root: Callable = lambda mean, eps: (mean + eps).sqrt(),
+    divide: Callable = lambda x, root: x / root,
+    finish: Callable = lambda x, weight, bias: x * weight + bias,
+) -> torch.Tensor:
+    """RMSNorm; a LayerNorm if the mean is subtracted in what is `scaled` and in what is `measured`."""
+    return finish(divide(scaled(x), root(mean(square(measured(x))), eps)), weight, bias)
+
+
+UNBIASED = dict(mean=lambda squares: squares.sum(-1, keepdim=True) / (DIM - 1))
+OUTSIDE = dict(root=lambda mean, eps: mean.sqrt() + eps)
 NORM_MISTAKES = {
-    "the mean is of x, not of its squares": lambda x, w, eps: x / (x.mean(-1, keepdim=True) + eps).sqrt() * w,
-    "the squares are summed, not averaged": lambda x, w, eps: x / (DIM * mean_square(x) + eps).sqrt() * w,
+    "the mean is of x, not of its squares": dict(square=lambda x: x),
+    "the squares are summed, not averaged": dict(mean=lambda squares: squares.sum(-1, keepdim=True)),
     "it divides by the length of x; it is the root of the mean of the squares":
-        lambda x, w, eps: x / (x.norm(dim=-1, keepdim=True) + eps) * w,
-    "the root is missing": lambda x, w, eps: x / (mean_square(x) + eps) * w,
-    "it multiplies by the root instead of dividing": lambda x, w, eps: x * (mean_square(x) + eps).sqrt() * w,
-    "eps stands outside the root, not inside": lambda x, w, eps: x / (mean_square(x).sqrt() + eps) * w,
-    "eps is missing, or not the one that RMSNorm was given": lambda x, w, eps: norm(x, w, 1e-6),
-    "the weight is missing": lambda x, w, eps: norm(x, 1.0, eps),
-    "it multiplies by the weight twice; forward does that, _norm does not": lambda x, w, eps: norm(x, w * w, eps),
-    "it is twice as large as it should be": lambda x, w, eps: norm(x, 2 * w, eps),
-    "it multiplies by 1 + weight, not by the weight": lambda x, w, eps: norm(x, 1 + w, eps),
-    "the mean is subtracted, as in LayerNorm": lambda x, w, eps: norm(x - x.mean(-1, keepdim=True), w, eps),
-    "it divides by the standard deviation, which subtracts the mean":
-        lambda x, w, eps: x / (x.var(-1, keepdim=True) + eps).sqrt() * w,
-    "the mean runs over positions, not over dim=-1": lambda x, w, eps: x / (mean_square(x, 1) + eps).sqrt() * w,
-    "the mean runs over the batch, not over dim=-1": lambda x, w, eps: x / (mean_square(x, 0) + eps).sqrt() * w,
-    "it returns the factor alone; multiply x by it": lambda x, w, eps: w / (mean_square(x) + eps).sqrt(),
-    "the mean runs over everything, not over dim=-1": lambda x, w, eps: x / (x.square().mean() + eps).sqrt() * w,
+        dict(mean=lambda squares: squares.sum(-1, keepdim=True), **OUTSIDE),
+    "the root is missing": dict(root=lambda mean, eps: mean + eps),
+    "it multiplies by the root instead of dividing": dict(divide=lambda x, root: x * root),
+    "eps stands outside the root, not inside": OUTSIDE,
+    "eps is missing, or not the one that RMSNorm was given": dict(root=lambda mean, eps: (mean + 1e-6).sqrt()),
+    "the weight is missing": dict(finish=lambda x, w, b: x),
+    "it multiplies by the weight twice; forward does that, _norm does not": dict(finish=lambda x, w, b: x * w * w),
+    "it is twice as large as it should be": dict(finish=lambda x, w, b: 2 * x * w),
+    "it multiplies by 1 + weight, not by the weight": dict(finish=lambda x, w, b: x * (1 + w)),
+    "the mean is subtracted, as in LayerNorm": dict(scaled=less_mean, measured=less_mean),
+    "it divides by the standard deviation, which subtracts the mean": dict(measured=less_mean, **UNBIASED),
+    "the mean runs over positions, not over dim=-1": dict(mean=lambda squares: squares.mean(1, keepdim=True)),
+    "the mean runs over the batch, not over dim=-1": dict(mean=lambda squares: squares.mean(0, keepdim=True)),
+    "it returns the factor alone; multiply x by it": dict(divide=lambda x, root: 1 / root),
+    "the mean runs over everything, not over dim=-1": dict(mean=torch.mean),
 }  # fmt: skip
+
+
+def layer_norm_by_hand(
+    *inputs: torch.Tensor | float, scaled: Callable = less_mean, measured: Callable = less_mean, **wrong: Callable
+) -> torch.Tensor:
+    return norm_by_hand(*inputs, scaled=scaled, measured=measured, **wrong)
+
 
 LAYER_NORM_MISTAKES = {
-    "the mean is not subtracted, as in RMSNorm": lambda x, w, b, eps: norm(x, w, eps) + b,
-    "the mean is subtracted, and what is left is divided by the root mean square of x":
-        lambda x, w, b, eps: (x - x.mean(-1, keepdim=True)) / (mean_square(x) + eps).sqrt() * w + b,
-    "the mean is not subtracted, but it divides by the standard deviation":
-        lambda x, w, b, eps: x / (x.var(-1, correction=0, keepdim=True) + eps).sqrt() * w + b,
-    "the variance divides by n - 1, as torch.var does; it is the mean of the squares (unbiased=False)":
-        lambda x, w, b, eps: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + eps).sqrt() * w + b,
-    "eps stands outside the root, not inside":
-        lambda x, w, b, eps: (y := x - x.mean(-1, keepdim=True)) / (mean_square(y).sqrt() + eps) * w + b,
-    "eps stands outside the root, and the deviation divides by n - 1":
-        lambda x, w, b, eps: (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + eps) * w + b,
-    "the root is missing":
-        lambda x, w, b, eps: (y := x - x.mean(-1, keepdim=True)) / (mean_square(y) + eps) * w + b,
-    "eps is missing, or not the one that LayerNorm was given": lambda x, w, b, eps: small.layer_norm(x, w, b, 1e-6),
-    "the weight is missing": lambda x, w, b, eps: small.layer_norm(x, 1.0, b, eps),
-    "the bias is missing": lambda x, w, b, eps: small.layer_norm(x, w, 0.0, eps),
+    "the mean is not subtracted, as in RMSNorm": dict(scaled=lambda x: x, measured=lambda x: x),
+    "the mean is subtracted, and what is left is divided by the root mean square of x": dict(measured=lambda x: x),
+    "the mean is not subtracted, but it divides by the standard deviation": dict(scaled=lambda x: x),
+    "the variance divides by n - 1, as torch.var does; it is the mean of the squares (unbiased=False)": UNBIASED,
+    "eps stands outside the root, not inside": OUTSIDE,
+    "eps stands outside the root, and the deviation divides by n - 1": {**UNBIASED, **OUTSIDE},
+    "the root is missing": dict(root=lambda mean, eps: mean + eps),
+    "eps is missing, or not the one that LayerNorm was given": dict(root=lambda mean, eps: (mean + 1e-6).sqrt()),
+    "the weight is missing": dict(finish=lambda x, w, b: x + b),
+    "the bias is missing": dict(finish=lambda x, w, b: x * w),
     "it multiplies by the weight and adds the bias twice; forward does that, _norm does not":
-        lambda x, w, b, eps: small.layer_norm(x, w, b, eps) * w + b,
+        dict(finish=lambda x, w, b: (x * w + b) * w + b),
     "mean and variance run over positions, not over dim=-1":
-        lambda x, w, b, eps: (y := x - x.mean(1, keepdim=True)) / (mean_square(y, 1) + eps).sqrt() * w + b,
+        dict(scaled=partial(less_mean, dim=1), measured=partial(less_mean, dim=1),
+             mean=lambda squares: squares.mean(1, keepdim=True)),
 }  # fmt: skip
 
+MISSING_MASK = "the causal mask is missing: a position sees what follows"
 MASK_MISTAKES = {
     "there is a causal mask, which this reference has not (an edition that has it: --attention causal)":
         dict(visible=torch.tril),
-    "the causal mask is missing: a position sees what follows": dict(visible=lambda ones: ones),
+    MISSING_MASK: dict(visible=lambda ones: ones),
     "the causal mask is shifted by one: a position does not see itself": dict(visible=lambda ones: ones.tril(-1)),
     "the causal mask is shifted by one: a position sees the next": dict(visible=lambda ones: ones.tril(1)),
     "the causal mask is upside down: a position sees itself and what follows": dict(visible=torch.triu),
@@ -67,6 +96,8 @@ MASK_MISTAKES = {
     "the causal mask sets scores to 0, not to -inf": dict(hidden=0.0),
     "the causal mask comes after the softmax, not before":
         dict(visible=lambda ones: ones, normalise=lambda scores: scores.softmax(-1).tril()),
+    "the mask is added to the scores; it is True where a query may see a key, and the other scores become -inf":
+        dict(visible=lambda ones: ones, normalise=lambda scores: (scores + small.MASK).softmax(-1)),
 }  # fmt: skip
 ATTEND_MISTAKES = {
     "scores are divided by d, not by sqrt(d)": dict(divisor=HEAD_DIM),
@@ -90,32 +121,17 @@ ATTEND_MISTAKES = {
     "heads come out joined; it is b h s d": dict(finish=lambda output: output.transpose(1, 2).flatten(2)),
     **MASK_MISTAKES,
 }  # fmt: skip
-# where a whole text is right, and a text with a mask of its own is not
-MASKED_MISTAKES = {
-    "it ignores the argument mask, and makes its own": dict(visible=torch.tril),
-    "it ignores the argument mask": dict(visible=lambda ones: ones),
-    "the argument mask is read upside down: it is True where a query may see a key":
-        dict(visible=lambda ones: 1 - small.MASK),
-    "the argument mask is added to the scores; it is bool, True where a query may see a key":
-        dict(visible=lambda ones: ones, normalise=lambda scores: (scores + small.MASK).softmax(-1)),
-    "it lays its own mask over the argument mask": dict(visible=lambda ones: ones.tril() * small.MASK),
-    **{f"with the argument mask, {said}": wrong for said, wrong in ATTEND_MISTAKES.items()
-       if {"divisor", "hidden"} & {*wrong}},
-}  # fmt: skip
 
-TURNED_MISTAKES = {
-    "start_pos and query_start are ignored: every text begins at position 0": (0, 0, 0),
-    "query_start is ignored: queries may begin elsewhere than keys": (small.KEY_START,) * 3,
-    "start_pos is ignored: keys may begin after position 0": (0, *small.QUERY_STARTS.tolist()),
-}  # fmt: skip
-
+TURN_MISTAKES = {  # of what `turn` makes of queries and keys
+    "queries and keys are not rotated": lambda q, k, v, turn: (q, k, v),
+    "keys are not rotated": lambda q, k, v, turn: (turn(q, k)[0], k, v),
+    "queries are not rotated": lambda q, k, v, turn: (q, turn(q, k)[1], v),
+}
 ATTENTION_MISTAKES = {
     "key/value heads are repeated as 1 2 1 2 (repeat), not as 1 1 2 2 (repeat_interleave)":
         dict(spread=lambda x: x.repeat(1, small.N_HEADS // small.KV_HEADS, 1, 1)),
     "all queries use the first key/value head": dict(spread=lambda x: x[:, :1].expand(-1, small.N_HEADS, -1, -1)),
-    "queries and keys are not rotated": dict(turn=lambda q, k, v: (q, k, v)),
-    "keys are not rotated": dict(turn=lambda q, k, v: (rotate_by_hand(q, THETA), k, v)),
-    "queries are not rotated": dict(turn=lambda q, k, v: (q, rotate_by_hand(k, THETA), v)),
+    **{said: dict(turn=partial(give, turn=small.turned_both)) for said, give in TURN_MISTAKES.items()},
     "values are rotated, too": dict(turn=lambda *heads: [rotate_by_hand(x, THETA) for x in heads]),
     "the rotation takes heads for positions: rotate before heads and length change places":
         dict(turn=lambda q, k, v: (rotate_by_hand(q, THETA, along=2), rotate_by_hand(k, THETA, along=2), v)),
@@ -143,43 +159,32 @@ GATES = {
     "both factors are activated: it is silu(w1 x) * w3 x": lambda a, b: F.silu(a) * F.silu(b),
 }  # fmt: skip
 
-BLOCKS = {
-    "the residual around the attention is missing: x + ...": lambda x, a, f, m, n: (h := a(m(x))) + f(n(h)),
-    "the residual around the feed-forward is missing: h + ...": lambda x, a, f, m, n: f(n(x + a(m(x)))),
-    "both residuals are missing": lambda x, a, f, m, n: f(n(a(m(x)))),
+LAYER_HALVES = {
+    "the residual around the attention is missing: x + ...": dict(first=lambda x, a, m, n: a(m(x))),
+    "the residual around the feed-forward is missing: h + ...": dict(second=lambda x, h, f, m, n: f(n(h))),
+    "both residuals are missing": dict(first=lambda x, a, m, n: a(m(x)), second=lambda x, h, f, m, n: f(n(h))),
     "it is post-norm, norm(x + attention(x)), not x + attention(norm(x))":
-        lambda x, a, f, m, n: n((h := m(x + a(x))) + f(h)),
+        dict(first=lambda x, a, m, n: m(x + a(x)), second=lambda x, h, f, m, n: n(h + f(h))),
     "norms stand behind attention and feed-forward: it is x + attention(norm(x))":
-        lambda x, a, f, m, n: (h := x + m(a(x))) + n(f(h)),
-    "attention_norm is missing": lambda x, a, f, m, n: (h := x + a(x)) + f(n(h)),
-    "ffn_norm is missing": lambda x, a, f, m, n: (h := x + a(m(x))) + f(h),
-    "both norms are missing": lambda x, a, f, m, n: (h := x + a(x)) + f(h),
-    "attention_norm and ffn_norm are exchanged": lambda x, a, f, m, n: (h := x + a(n(x))) + f(m(h)),
-    "attention_norm stands before the feed-forward, too": lambda x, a, f, m, n: (h := x + a(m(x))) + f(m(h)),
-    "the second residual is x, not h (which has the attention in it)": lambda x, a, f, m, n: x + f(n(x + a(m(x)))),
-    "the feed-forward reads x, not h (which has the attention in it)": lambda x, a, f, m, n: x + a(m(x)) + f(n(x)),
-    "the feed-forward reads the attention's output without x": lambda x, a, f, m, n: x + (h := a(m(x))) + f(n(h)),
-    "the first residual is normalised: add x itself": lambda x, a, f, m, n: (h := m(x) + a(m(x))) + f(n(h)),
-    "the second residual is normalised: add h itself": lambda x, a, f, m, n: (h := n(x + a(m(x)))) + f(h),
-    "both residuals are normalised: add x and h themselves": lambda x, a, f, m, n: (h := n(m(x) + a(m(x)))) + f(h),
-    "the feed-forward is missing": lambda x, a, f, m, n: x + a(m(x)),
-    "the attention is missing": lambda x, a, f, m, n: x + f(n(x)),
-    "the layer's output is normalised, too; the norm after all layers is the model's":
-        lambda x, a, f, m, n: n((h := x + a(m(x))) + f(n(h))),
+        dict(first=lambda x, a, m, n: x + m(a(x)), second=lambda x, h, f, m, n: h + n(f(h))),
+    "attention_norm is missing": dict(first=lambda x, a, m, n: x + a(x)),
+    "ffn_norm is missing": dict(second=lambda x, h, f, m, n: h + f(h)),
+    "both norms are missing": dict(first=lambda x, a, m, n: x + a(x), second=lambda x, h, f, m, n: h + f(h)),
+    "attention_norm and ffn_norm are exchanged":
+        dict(first=lambda x, a, m, n: x + a(n(x)), second=lambda x, h, f, m, n: h + f(m(h))),
+    "attention_norm stands before the feed-forward, too": dict(second=lambda x, h, f, m, n: h + f(m(h))),
+    "the second residual is x, not h (which has the attention in it)": dict(second=lambda x, h, f, m, n: x + f(n(h))),
+    "the feed-forward reads x, not h (which has the attention in it)": dict(second=lambda x, h, f, m, n: h + f(n(x))),
+    "the feed-forward reads the attention's output without x": dict(second=lambda x, h, f, m, n: h + f(n(h - x))),
+    "the first residual is normalised: add x itself": dict(first=lambda x, a, m, n: m(x) + a(m(x))),
+    "the second residual is normalised: add h itself": dict(second=lambda x, h, f, m, n: n(h) + f(n(h))),
+    "both residuals are normalised: add x and h themselves":
+        dict(first=lambda x, a, m, n: m(x) + a(m(x)), second=lambda x, h, f, m, n: n(h) + f(n(h))),
+    "the feed-forward is missing": dict(second=lambda x, h, f, m, n: h),
+    "the attention is missing": dict(first=lambda x, a, m, n: x),
+    "the layer's output is normalised, too; the norm after all layers is the model's": dict(finish=lambda y, n: n(y)),
 }  # fmt: skip
-LAYER_MISTAKES = {sentence: dict(block=block) for sentence, block in BLOCKS.items()}
-LAYER_MISTAKES["the eps of RMSNorm is not config.layer_norm_eps"] = dict(eps=1e-6)
-
-# where a whole text is right, and one with a context, in which each row has one query, is not
-CONTEXT_BLOCKS = {
-    "it ignores the argument context: attention(norm(x), context), and the residual is context.queries(x)":
-        lambda x, a, f, m, n: (h := x + a(m(x))) + f(n(h)),
-    "the attention is not given the argument context":
-        lambda x, a, f, m, n: (h := small.queried(x) + a(m(x))) + f(n(h)),
-    "the first residual is context.queries(x), not x":
-        lambda x, a, f, m, n: (h := x + small.queried(a(m(x)))) + f(n(h)),
-}  # fmt: skip
-CONTEXT_MISTAKES = {sentence: dict(block=block) for sentence, block in CONTEXT_BLOCKS.items()}
+LAYER_MISTAKES = {**LAYER_HALVES, "the eps of RMSNorm is not config.layer_norm_eps": dict(eps=1e-6)}
 
 
 def before_norm(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
@@ -227,7 +232,6 @@ POOLS = {
         lambda hidden, causal: at(hidden, small.LAST_TOKENS - 1) if causal else hidden[:, -2],
     "it averages over the positions; it should read the last": lambda hidden, causal: hidden.mean(1),
     "it takes the largest over the positions; it should read the last": lambda hidden, causal: hidden.amax(1),
-    "it reads the padding: in a causal model the last token that is not padding": lambda hidden, causal: hidden[:, -1],
     "it counts what is not padding; the padding's id may stand inside of a text, too":
         lambda hidden, causal: at(hidden, (small.PADDED != small.PAD).sum(-1) - 1),
     "it reads the last token before the padding: this reference reads the batch's last position":

@@ -1,11 +1,10 @@
-"""The parts of a student's llama.py, rope.py and classifier.py: how each is asked, judged and explained."""
+"""The parts of a student's llama.py, rope.py and classifier.py: how each is asked, and the lines about all of them."""
 
 from __future__ import annotations
 
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -13,27 +12,17 @@ import torch
 
 from grading import mistakes, rotation
 from grading import small_model as small
-from grading.asking import ChildAnswer, ChildQuestion, Student, has_context, takes_attention
+from grading.alone import attention_alone, embedding_alone, layer_alone, model_alone, zero_shot_alone
+from grading.asking import ChildAnswer, ChildQuestion, Student, takes_attention
 from grading.checked import DROPOUT, IMPORT, CheckedPart, PartVerdict, small_config, with_mistakes
 from grading.compare import Tensors, alike
 from grading.editions import ATTENTION_KINDS, BUNDLED_NORM, EDITIONS, NORMS
 from grading.generating import generate_part, sampling_part
 from grading.programs import PARTS_FILE, GradingError, find_own, read_text
 from grading.small_model import SMALL_SHAPE, below, in_double, small_weights
+from grading.verdicts import NEAR, judge
 
 LATER_NORM = ", LayerNorm"
-TRAINED = ("norm_or_feed_forward", "rotate", "scores", "attention", "layer")  # asked for gradients, too
-
-
-def kinds_to_check(student: Student, args: Namespace) -> tuple[str, ...]:
-    """The kinds of attention that the student's model should know."""
-    edition = EDITIONS[args.edition]
-    if args.attention or edition.norm != BUNDLED_NORM:
-        return (args.attention or edition.attention,)
-    return ATTENTION_KINDS if takes_attention(student) else ("bidirectional",)
-
-
-# -------------------------------------------------------------------------------------------------- the parts
 
 
 def ask_module(name: str, weights: dict, *arguments: float) -> ChildQuestion:
@@ -47,35 +36,42 @@ def import_part() -> CheckedPart:
 
 
 def norm_part() -> CheckedPart:
-    weights = below(small_weights(), "norm.")
-    inputs, name = (small.states().double(), *in_double(weights).values(), small.NORM_EPS), NORMS[small.NORM.get()]
-    table = mistakes.LAYER_NORM_MISTAKES if "bias" in weights else mistakes.NORM_MISTAKES
-    wrong = {said: partial(norm, *inputs) for said, norm in table.items()}
-    where = "class LayerNorm in llama.py or base_llama.py" if "bias" in weights else "class RMSNorm in llama.py"
+    weights, name = below(small_weights(), "norm."), NORMS[small.NORM.get()]
+    has_bias = "bias" in weights
+    inputs = (small.states().double(), weights["weight"].double(), weights.get("bias", torch.zeros(1)).double())
+    by_hand = mistakes.layer_norm_by_hand if has_bias else mistakes.norm_by_hand
+    table = mistakes.LAYER_NORM_MISTAKES if has_bias else mistakes.NORM_MISTAKES
+    wrong = with_mistakes(by_hand, table, *inputs, small.NORM_EPS)
+    where = "class LayerNorm in llama.py or base_llama.py" if has_bias else "class RMSNorm in llama.py"
     return CheckedPart(name, where, ask_module(name, weights, small.DIM, small.NORM_EPS), wrong, (IMPORT,))
 
 
-def rotary_part(in_context: bool) -> CheckedPart:
+def rotary_part() -> CheckedPart:
     query, key = small.rotary_inputs()
     wrong = with_mistakes(rotation.rotate_both, rotation.ROTATION_MISTAKES, query, key, small.THETA)
-    wrong |= {said: partial(small.turned_later, query, key, at) for said, at in mistakes.TURNED_MISTAKES.items()}
     question = rotation.ask_rotation(query, key, SMALL_SHAPE["max_seq_len"])
-    if in_context:
-        question.settings["start_pos"], question.tensors["query_start"] = small.KEY_START, small.QUERY_STARTS
-    where, judged = "apply_rotary_emb in rope.py", None if in_context else 2
-    return CheckedPart("rotary embedding", where, question, wrong, judged=judged)
+    return CheckedPart("rotary embedding", "apply_rotary_emb in rope.py", question, wrong)
 
 
-def scores_part(in_context: bool, kind: str) -> CheckedPart:
-    heads = dict(zip(("query", "key", "value"), small.score_inputs(), strict=True))
+def scores_part(kind: str) -> CheckedPart:
+    """In a causal model the function masks by itself, or by an argument `mask`, which is then given: both are right."""
+    heads, is_causal = dict(zip(("query", "key", "value"), small.score_inputs(), strict=True)), kind == "causal"
     question = ChildQuestion("scores", "llama", {"config": small_config(kind)}, heads)
-    inputs = (*in_double(heads).values(), kind == "causal")
+    inputs = (*in_double(heads).values(), is_causal)
     wrong = with_mistakes(small.attend, mistakes.ATTEND_MISTAKES, *inputs)
-    if in_context and kind == "causal":
-        question.tensors["mask"] = small.MASK
-        wrong |= with_mistakes(small.masked, mistakes.MASKED_MISTAKES, *inputs)
-    where, judged = "Attention.compute_query_key_value_scores in llama.py", None if in_context else 1
-    return CheckedPart(f"scores and softmax, {kind}", where, question, wrong, (IMPORT,), judged=judged)
+    where = "Attention.compute_query_key_value_scores in llama.py"
+    part = CheckedPart(f"scores and softmax, {kind}", where, question, wrong, (IMPORT,))
+    if not is_causal:
+        return part
+    given_mask = question._replace(tensors={**heads, "mask": small.MASK})
+    return part._replace(question=given_mask, read=partial(masked_scores, small.attend(*inputs)))
+
+
+def masked_scores(right: torch.Tensor, answer: ChildAnswer) -> ChildAnswer:
+    """Of the outputs without and with the argument `mask`, the one that counts: the first if it is masked rightly."""
+    if len(answer.tensors) < 2 or alike(answer.tensors[:1], (right,), NEAR):
+        return answer._replace(tensors=answer.tensors[:1])
+    return answer._replace(tensors=answer.tensors[1:])
 
 
 def attention_part(kind: str) -> CheckedPart:
@@ -83,8 +79,9 @@ def attention_part(kind: str) -> CheckedPart:
     question = ChildQuestion("attention", "llama", {"config": small_config(kind)}, {"weights": weights, "x": x})
     inputs = (x.double(), in_double(weights), kind == "causal")
     wrong = with_mistakes(small.attention, mistakes.ATTENTION_MISTAKES, *inputs)
-    needs = ("rotary embedding", f"scores and softmax, {kind}")
-    return CheckedPart(f"grouped queries, {kind}", "Attention.forward in llama.py", question, wrong, needs)
+    needs, where = ("rotary embedding", f"scores and softmax, {kind}"), "Attention.forward in llama.py"
+    alone = attention_alone(question)
+    return CheckedPart(f"grouped queries, {kind}", where, question, wrong, needs, alone=alone)
 
 
 def feed_forward_part() -> CheckedPart:
@@ -94,26 +91,22 @@ def feed_forward_part() -> CheckedPart:
     return CheckedPart("feed-forward", "class FeedForward in llama.py", question, wrong, (IMPORT,))
 
 
-def layer_part(in_context: bool, kind: str) -> CheckedPart:
+def layer_part(kind: str) -> CheckedPart:
     x, weights = small.states(), below(small_weights(), "layers.0.")
     question = ChildQuestion("layer", "llama", {"config": small_config(kind)}, {"weights": weights, "x": x})
     inputs = (x.double(), in_double(weights), kind == "causal")
     wrong = with_mistakes(small.layer, mistakes.LAYER_MISTAKES, *inputs)
-    if in_context:
-        question.tensors["at"] = small.AT
-        wrong |= with_mistakes(small.layer_in_context, mistakes.CONTEXT_MISTAKES, *inputs)
     own = (NORMS[small.NORM.get()], "feed-forward", "rotary embedding")
-    needs = (*own, f"scores and softmax, {kind}", f"grouped queries, {kind}")
-    judged = None if in_context else 1
-    return CheckedPart(f"layer, {kind}", "LlamaLayer.forward in llama.py", question, wrong, needs, judged=judged)
+    needs, where = (*own, f"scores and softmax, {kind}", f"grouped queries, {kind}"), "LlamaLayer.forward in llama.py"
+    return CheckedPart(f"layer, {kind}", where, question, wrong, needs, alone=layer_alone(question))
 
 
 def model_part(kind: str) -> CheckedPart:
     tensors = {"weights": small_weights(), "tokens": small.TOKENS}
     question = ChildQuestion("llama", "llama", {"config": small_config(kind)}, tensors)
     wrong = with_mistakes(small.llama, mistakes.LLAMA_MISTAKES, small.TOKENS, kind == "causal")
-    needs = (NORMS[small.NORM.get()], f"layer, {kind}")
-    return CheckedPart(f"embedding and head, {kind}", "Llama.forward in llama.py", question, wrong, needs)
+    needs, where = (NORMS[small.NORM.get()], f"layer, {kind}"), "Llama.forward in llama.py"
+    return CheckedPart(f"embedding and head, {kind}", where, question, wrong, needs, alone=model_alone(question))
 
 
 def loading_part(kind: str) -> CheckedPart:
@@ -136,45 +129,42 @@ def classifier_settings(kind: str) -> dict[str, Any]:
 
 
 def zero_shot_part(kind: str) -> CheckedPart:
+    """A causal model may read a text's last token, or the end of the padded batch, as the course's does: see `also`."""
     settings = {**classifier_settings(kind), "labels": [" ".join(map(str, ids)) for ids in small.LABELS]}
-    tensors = {"weights": small_weights(), "tokens": small.PADDED}
+    tensors, is_causal = {"weights": small_weights(), "tokens": small.PADDED}, kind == "causal"
     question = ChildQuestion("zero_shot", "classifier", settings, tensors)
-    wrong = with_mistakes(small.zero_shot, mistakes.ZERO_SHOT_MISTAKES, kind == "causal")
+    wrong = with_mistakes(small.zero_shot, mistakes.ZERO_SHOT_MISTAKES, is_causal)
     needs = (f"layer, {kind}", f"embedding and head, {kind}", f"loading, {kind}")
-    where = "class LlamaZeroShotClassifier in classifier.py"
-    return CheckedPart(f"zero-shot classifier, {kind}", where, question, wrong, needs)
+    where, name = "class LlamaZeroShotClassifier in classifier.py", f"zero-shot classifier, {kind}"
+    also = (partial(small.zero_shot, is_causal, pool=small.end_of_batch),)
+    return CheckedPart(name, where, question, wrong, needs, also=also, alone=zero_shot_alone(question, is_causal))
 
 
 def embedding_part(kind: str) -> CheckedPart:
+    """Which token is read: as in `zero_shot_part`."""
     tensors = {"weights": small_weights(), "tokens": small.PADDED, "head": small.head_weights()}
-    question = ChildQuestion("embedding", "classifier", classifier_settings(kind), tensors)
-    wrong = with_mistakes(small.embedding, mistakes.EMBEDDING_MISTAKES, kind == "causal")
+    question, is_causal = ChildQuestion("embedding", "classifier", classifier_settings(kind), tensors), kind == "causal"
+    wrong = with_mistakes(small.embedding, mistakes.EMBEDDING_MISTAKES, is_causal)
     needs = (NORMS[small.NORM.get()], f"layer, {kind}", f"embedding and head, {kind}", f"loading, {kind}")
-    where = "class LlamaEmbeddingClassifier in classifier.py"
-    return CheckedPart(f"embedding classifier, {kind}", where, question, wrong, needs)
+    where, name = "class LlamaEmbeddingClassifier in classifier.py", f"embedding classifier, {kind}"
+    also = (partial(small.embedding, is_causal, pool=small.end_of_batch),)
+    return CheckedPart(name, where, question, wrong, needs, also=also, alone=embedding_alone(question, is_causal))
 
 
-def all_parts(
-    kinds: tuple[str, ...], has_classifiers: bool = True, in_context: bool = True, sampling: str = "plain"
-) -> list[CheckedPart]:
+def all_parts(kinds: tuple[str, ...], has_classifiers: bool = True, sampling: str = "plain") -> list[CheckedPart]:
     """Every part, in the order in which one writes them.
 
-    has_classifiers: False leaves out the classifiers of a causal model. How an edition with one causal kind reads a
-    text is not known. in_context: False asks parts for what the hand-out's model gives them, without context and mask.
-    sampling: a key of `editions.SAMPLINGS`.
+    has_classifiers: False leaves out the classifiers of a causal model, which a hand-out that has no other kind may not
+    ask for. sampling: a key of `editions.SAMPLINGS`.
     """
     classifying = [kind for kind in kinds if has_classifiers or kind == "bidirectional"]
-    ask_scores, ask_layer = partial(scores_part, in_context), partial(layer_part, in_context)
     ask_texts, ask_draws = partial(generate_part, sampling=sampling), partial(sampling_part, sampling=sampling)
     return [
-        import_part(), norm_part(), rotary_part(in_context), *map(ask_scores, kinds), *map(attention_part, kinds),
-        feed_forward_part(), *map(ask_layer, kinds), *map(model_part, kinds), *map(ask_texts, kinds),
+        import_part(), norm_part(), rotary_part(), *map(scores_part, kinds), *map(attention_part, kinds),
+        feed_forward_part(), *map(layer_part, kinds), *map(model_part, kinds), *map(ask_texts, kinds),
         *map(ask_draws, kinds), *map(loading_part, kinds), *map(zero_shot_part, classifying),
         *map(embedding_part, classifying),
     ]  # fmt: skip
-
-
-# ----------------------------------------------------------------------------------------------- the verdicts
 
 
 def stored_numbers(norm: str = BUNDLED_NORM) -> dict[str, Tensors] | None:
@@ -193,63 +183,12 @@ def stored_numbers(norm: str = BUNDLED_NORM) -> dict[str, Tensors] | None:
     return numbers | others if norm == "layer" else numbers
 
 
-def judge(
-    student: Student, parts: list[CheckedPart], expected: dict[str, Tensors], tolerance: float = 1e-5
-) -> Iterator[PartVerdict]:
-    """The verdicts on the parts, one by one. A part is not judged where one that it needs is wrong or missing."""
-    to_mend: dict[str, list[str]] = {}  # why a part is not right: itself, or parts that it needs
-    blanks: set[str] = set()  # where parts are not written
-    lost: set[str] = set()  # parts that ended the process, and those that need them: not asked, as each costs its time
-    for part in parts:
-        needed = [*dict.fromkeys(cause for need in part.needs for cause in to_mend.get(need, ()))]
-        if needed and lost & {*part.needs}:
-            answer = ChildAnswer(trouble="not asked", is_lost=True)
-        else:
-            answer = part.read(student.ask(part.question))
-        if answer.is_lost:
-            lost.add(part.name)
-        right = expected.get(part.name, ())[: part.judged]
-        if not answer.trouble and alike(answer.tensors, right, tolerance):
-            answer = training_trouble(student, part.question)
-            if not answer.trouble:
-                yield PartVerdict(part, "ok")
-                continue
-        if not answer.is_written and answer.trouble not in blanks:
-            blanks.add(answer.trouble)
-            needed = []  # the part itself is missing
-        to_mend[part.name] = needed or [part.name]
-        if needed:
-            yield PartVerdict(part, "not judged", f"it needs {'; '.join(needed)}")
-        elif answer.trouble:
-            yield PartVerdict(part, "WRONG" if answer.is_written else "not written yet", answer.trouble)
-        else:
-            yield PartVerdict(part, "WRONG", explanation(student, part, answer.tensors, right))
+# -------------------------------------------------------------------------------------- the lines about the parts
 
 
-def training_trouble(student: Student, question: ChildQuestion) -> ChildAnswer:
-    """The trouble with the gradients of a part whose numbers are right."""
-    if question.name not in TRAINED:
-        return ChildAnswer()
-    settings = {**question.settings, "question": question.name}
-    return student.ask(question._replace(name="gradients", settings=settings))
-
-
-def explanation(student: Student, part: CheckedPart, actual: Tensors, expected: Tensors) -> str:
-    """The usual mistake that gives these numbers, or how far off they are."""
-    for sentence, mistake in part.mistakes.items():
-        wrong = mistake()
-        wrong = wrong if isinstance(wrong, tuple) else (wrong,)
-        if alike(actual[: len(wrong)], wrong, tolerance=5e-4) and not alike(wrong, expected[: len(wrong)]):
-            return sentence
-    if len(actual) != len(expected):
-        return f"it returns {len(actual)} tensors, not {len(expected)}"
-    for a, e in zip(actual, expected, strict=True):
-        if a.shape != e.shape:
-            return f"it returns {list(a.shape)} numbers, not {list(e.shape)}"
-    if not alike(part.read(student.ask(part.question)).tensors, actual):
-        return part.drawn
-    error = max((a - e).abs().max().item() for a, e in zip(actual, expected, strict=True))
-    return f"off by up to {error:.1e}, and no usual mistake gives these numbers"
+def kind_to_judge(args: Namespace) -> str:
+    """The kind of attention that decides: the one that is asked for, else the edition's."""
+    return args.attention or EDITIONS[args.edition].attention
 
 
 def check_parts(
@@ -262,29 +201,57 @@ def check_parts(
     """Whether every part is right. Prints a line for each, unless the whole is right and `--parts` was not given.
 
     expected: `stored_numbers()`, read before the student's code first ran, as that code can write to any file.
-    told: gets the verdicts as plain values, under "parts".
+    told: gets the verdicts as plain values, under "parts", and what is said of the other kind, under "extra".
     """
     if expected is None:
         if args.parts:
             raise GradingError(f"--parts needs {PARTS_FILE}, which is not here")
         print(f"note: {PARTS_FILE} is not here, so neither the parts nor classifier.py were checked", file=sys.stderr)
         return True
-    kinds = kinds_to_check(student, args)
-    has_classifiers = "causal" not in kinds or takes_attention(student)
-    parts = all_parts(kinds, has_classifiers, has_context(student), EDITIONS[args.edition].sampling)
-    findings = [*judge(student, parts, expected)]
-    if told is not None:
-        keys = ("name", "where", "verdict", "sentence")
-        rows = [(one.part.name, one.part.where, one.verdict, one.sentence) for one in findings]
-        told["parts"] = [dict(zip(keys, row, strict=True)) for row in rows]
-    if whole_is_right and not args.parts and all(one.verdict == "ok" for one in findings):
+    kind, told = kind_to_judge(args), {} if told is None else told
+    has_classifiers = kind != "causal" or takes_attention(student)
+    findings = [*judge(student, all_parts((kind,), has_classifiers, EDITIONS[args.edition].sampling), expected)]
+    keys = ("name", "where", "verdict", "sentence")
+    rows = [(one.part.name, one.part.where, one.verdict, one.sentence) for one in findings]
+    told["parts"] = [dict(zip(keys, row, strict=True)) for row in rows]
+    wrong = [one.part for one in findings if one.verdict != "ok"]
+    if whole_is_right and not args.parts and not wrong:
         return True
     print(f"Part by part, on a small model ({PARTS_FILE} holds what others computed):")
     for one in findings:
         print(f"  {one.part.name + ':':36s} {one.verdict}{f': {one.sentence}' if one.sentence else ''}")
-    wrong = [one.part for one in findings if one.verdict != "ok"]
+    if extra := said_of_the_other_kind(student, expected, args, findings):
+        told["extra"] = extra
+        print(f"  extra: {extra}")
     if wrong:
         print(f"Begin with: {wrong[0].name} ({wrong[0].where}).")
     elif not whole_is_right:
         print("Every part is right by itself. Look at what depends on sizes, and at the checkpoint and the device.")
     return not wrong
+
+
+def said_of_the_other_kind(
+    student: Student, expected: dict[str, Tensors], args: Namespace, findings: list[PartVerdict]
+) -> str:
+    """What the student's code makes of a causal mask where the edition does not ask for one; no part of the verdict.
+
+    "" where a kind was asked for, the edition has another norm, the code has one kind alone, or its scores are wrong
+    without a mask, too. All parts of the other kind are asked only where those of the edition are right.
+    """
+    kind = EDITIONS[args.edition].attention
+    scores_are_right = any(one.part.name == f"scores and softmax, {kind}" and one.verdict == "ok" for one in findings)
+    if args.attention or EDITIONS[args.edition].norm != BUNDLED_NORM or not scores_are_right:
+        return ""
+    (other,) = {*ATTENTION_KINDS} - {kind}
+    if not takes_attention(student):
+        return ""
+    parts, unasked = [scores_part(other)], "this edition does not ask for it"
+    all_are_right = all(one.verdict == "ok" for one in findings)
+    if all_are_right:
+        parts = [part for part in all_parts((other,)) if part.name.endswith(f", {other}")]
+    for one in judge(student, parts, expected):
+        if one.sentence == mistakes.MISSING_MASK and len(student.ask(one.part.question).tensors) == 1:
+            return f"compute_query_key_value_scores takes no mask, so --attention {other} is not there ({unasked})"
+        if one.verdict != "ok":
+            return f"{one.part.name}: {one.sentence} ({unasked})"
+    return f"with the {other} mask as well, --attention {other} works" if all_are_right else ""

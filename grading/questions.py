@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
-from grading import adapted, returned, wire
-from grading.returned import StateDict, Wrong, check_gradients, check_takes, is_float, numbers_of, saved_model
+from grading import adapted, returned, stand_ins, wire
+from grading.optimizer_questions import few_steps, step_with_closure, train
+from grading.returned import StateDict, Wrong, check_gradients, is_float, numbers_of, saved_model
 
 Weights = dict[str, torch.Tensor]
 NEARLY_0, HOT = 1e-3, 1e4  # temperatures
@@ -61,76 +62,10 @@ def import_module(module: str) -> tuple:
     return ()
 
 
-def rotate(
-    query: torch.Tensor, key: torch.Tensor, head_dim: int, max_seq_len: int, theta: float | None = None, **starts
-) -> Any:
-    """query: b s h d, key: b s g d. theta: None leaves it out, as in the assignment. starts: for a second call."""
-    function = student("rope", "apply_rotary_emb")
-    inputs = (query, key, head_dim, max_seq_len, *([] if theta is None else [theta]))
-    turned = function(*inputs)
-    if not starts or not isinstance(turned, (tuple, list)):
-        return turned
-    check_takes(function, " and ".join(starts), *inputs, **starts)
-    return *turned, *function(*inputs, **starts)
-
-
-def train(weight: torch.Tensor, inputs: torch.Tensor, optimizer: type | None = None, **settings) -> torch.Tensor:
-    """The assignment's toy problem: a 3 -> 2 linear layer learns (x0 + x1, -x2). Returns its weight, 2 3.
-
-    weight: the layer's first one. inputs: steps 3. optimizer: None takes the student's AdamW.
-    """
-    layer = torch.nn.Linear(3, 2, bias=False)
-    layer.load_state_dict({"weight": weight})
-    optimizer = (optimizer or student("optimizer", "AdamW"))(layer.parameters(), **settings)
-    for x in inputs:
-        target = torch.stack((x[0] + x[1], -x[2]))
-        optimizer.zero_grad()
-        (target - layer(x)).square().sum().backward()
-        optimizer.step()
-    return layer.weight.detach()
-
-
-def few_steps(
-    weights: torch.Tensor,
-    gradients: torch.Tensor,
-    optimizer: type | None = None,
-    own: list[dict] | None = None,
-    late: int = 0,
-    **settings,
-) -> torch.Tensor:
-    """The parameters after some steps, rows of a matrix. weights: the first ones. gradients: steps, then as weights.
-
-    own: the settings of each parameter, which is then a group of its own. late: in how many steps, the first ones,
-    the first parameter has no gradient.
-    """
-    parameters = [torch.nn.Parameter(row.clone()) for row in weights]
-    groups = [{"params": [parameter], **each} for parameter, each in zip(parameters, own or (), strict=False)]
-    optimizer = (optimizer or student("optimizer", "AdamW"))(groups or parameters, **settings)
-    for step, gradient in enumerate(gradients):
-        for parameter, row in zip(parameters, gradient, strict=True):
-            parameter.grad = None if step < late and parameter is parameters[0] else row.clone()
-        optimizer.step()
-    return torch.stack([parameter.detach() for parameter in parameters])
-
-
-def step_with_closure(weights: torch.Tensor, gradient: torch.Tensor, **settings) -> Any:
-    """The loss that `step` returns for a closure, and the parameter after that step."""
-    parameter, calls = torch.nn.Parameter(weights.clone()), []
-    optimizer = student("optimizer", "AdamW")([parameter], **settings)
-
-    def closure() -> torch.Tensor:
-        calls.append(torch.is_grad_enabled())
-        parameter.grad = gradient
-        return (parameter * gradient).sum()
-
-    loss = optimizer.step(closure)
-    if not all(calls):
-        raise Wrong("step(closure) calls the closure without gradients: call it under torch.enable_grad()")
-    if not calls or loss is None:
-        raise Wrong("step(closure) returns no loss: call the closure, and return what it returns")
-    if len(calls) > 1:
-        raise Wrong(f"step(closure) calls the closure {len(calls)} times: once is enough")
-    return loss, parameter
+def rotate(query: torch.Tensor, key: torch.Tensor, head_dim: int, max_seq_len: int, theta: float | None = None) -> Any:
+    """query: b s h d, key: b s g d. theta: None leaves it out, as in the assignment."""
+    given = () if theta is None else (theta,)
+    return student("rope", "apply_rotary_emb")(query, key, head_dim, max_seq_len, *given)
 
 
 def fill(module: torch.nn.Module, weights: Weights) -> torch.nn.Module:
@@ -157,12 +92,12 @@ def norm_or_feed_forward(name: str, arguments: list, weights: Weights, x: torch.
 def scores(
     config: dict, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None
 ) -> Any:
-    """The output without a mask, and with it (1: may be seen)."""
+    """The output without a mask; then, if there is one and the function takes it, with it (1: may be seen)."""
     function = student("llama", "Attention")(make_config(config)).eval().compute_query_key_value_scores
-    if mask is None:
-        return function(query, key, value)
-    check_takes(function, "the argument mask (bool, True where a key may be seen)", query, key, value, mask)
-    return function(query, key, value), function(query, key, value, mask.bool())
+    unmasked = function(query, key, value)
+    if mask is None or "mask" not in inspect.signature(function).parameters:
+        return unmasked
+    return unmasked, function(query, key, value, mask=mask.bool())
 
 
 def attention(config: dict, weights: Weights, x: torch.Tensor) -> Any:
@@ -181,14 +116,22 @@ def attention(config: dict, weights: Weights, x: torch.Tensor) -> Any:
     return module(x)
 
 
-def layer(config: dict, weights: Weights, x: torch.Tensor, at: torch.Tensor | None = None) -> Any:
-    """The output for a whole text; and, with `at`, for a context whose only query in each row is at that position."""
-    module = make("LlamaLayer", weights, 0, make_config(config))
-    if at is None:
+def attention_alone(config: dict, weights: Weights, x: torch.Tensor) -> Any:
+    """As `attention`, with stand-ins for rotation and scores."""
+    module, code = make("Attention", weights, make_config(config)), importlib.import_module("llama")
+    module.compute_query_key_value_scores = stand_ins.attended
+    rotation, code.apply_rotary_emb = code.apply_rotary_emb, stand_ins.turned
+    try:
         return module(x)
-    context = student("llama", "AttentionContext").of_text(x.shape[1], config["attention"] == "causal", x.device)
-    check_takes(module.forward, "the argument context (which positions are queries, and what they may see)", x, context)
-    return module(x), module(x, context.queried_at(at))
+    finally:
+        code.apply_rotary_emb = rotation
+
+
+def layer(config: dict, weights: Weights, x: torch.Tensor, replaced: Weights | None = None) -> Any:
+    """replaced: matrices of `stand_ins.replace_parts`, by the names of the parts."""
+    module = make("LlamaLayer", weights, 0, make_config(config))
+    stand_ins.replace_parts(module, replaced or {})
+    return module(x)
 
 
 def layer_norm_of(config: dict, x: torch.Tensor, shifted: torch.Tensor) -> Any:
@@ -197,18 +140,31 @@ def layer_norm_of(config: dict, x: torch.Tensor, shifted: torch.Tensor) -> Any:
     return norm(x), norm(shifted)
 
 
-def llama(config: dict, weights: Weights, tokens: torch.Tensor) -> Any:
-    """The last position's logits, the hidden states, and the logits of all positions."""
+def llama(config: dict, weights: Weights, tokens: torch.Tensor, replaced: Weights | None = None) -> Any:
+    """The last position's logits, the hidden states, and the logits of all positions. replaced: as for `layer`."""
     model = make("Llama", weights, make_config(config))
+    stand_ins.replace_parts(model, replaced or {})
     if model.output.weight is not model.tok_embeddings.weight:
         raise Wrong("the head is not tied: self.tok_embeddings.weight = self.output.weight")
     logits, hidden = model(tokens)
     return logits, hidden, model(tokens, tokens)[0]
 
 
-def generate(config: dict, weights: Weights, tokens: torch.Tensor, new: int, hot: tuple = (NEARLY_0, HOT)) -> Any:
-    """Each row's continuation at temperature 0; the first row's at others: near 0, and where all are as likely."""
+def generate(
+    config: dict,
+    weights: Weights,
+    tokens: torch.Tensor,
+    new: int,
+    hot: tuple = (NEARLY_0, HOT),
+    table: torch.Tensor | None = None,
+) -> Any:
+    """Each row's continuation at temperature 0; the first row's at others: near 0, and where all are as likely.
+
+    table: that of `stand_ins.replace_forward`; None: the model computes.
+    """
     model = make("Llama", weights, make_config(config))
+    if table is not None:
+        stand_ins.replace_forward(model, table)
     texts = [model.generate(row[None], new, temperature=0.0) for row in tokens]  # one at a time, as run_llama.py does
     if any(map(is_float, texts)):
         raise Wrong(f"it returns {texts[0].dtype}, not whole numbers".replace("torch.", ""))
@@ -216,12 +172,6 @@ def generate(config: dict, weights: Weights, tokens: torch.Tensor, new: int, hot
 
 
 # ------------------------------------------------------------------------------------------------ checkpoints
-
-
-def has_context() -> tuple:
-    """Raises unless the student's model gives its layers an `AttentionContext`; the hand-out's does not."""
-    student("llama", "AttentionContext")
-    return ()
 
 
 def names_attention() -> tuple:
@@ -280,12 +230,30 @@ def make_classifier(name: str, config: dict, weights: Weights, settings: dict, *
         return student("classifier", name)(given, *arguments)
 
 
-def zero_shot(config: dict, weights: Weights, settings: dict, labels: list[str], tokens: torch.Tensor) -> Any:
+def zero_shot(
+    config: dict,
+    weights: Weights,
+    settings: dict,
+    labels: list[str],
+    tokens: torch.Tensor,
+    table: torch.Tensor | None = None,
+) -> Any:
+    """table: as for `generate`, here and in `embedding`."""
     arguments = (LabelTokenizer(settings["pad_id"]), labels)
-    return make_classifier("LlamaZeroShotClassifier", config, weights, settings, *arguments).eval()(tokens)
+    model = make_classifier("LlamaZeroShotClassifier", config, weights, settings, *arguments)
+    if table is not None:
+        stand_ins.replace_forward(model.llama, table)
+    return model.eval()(tokens)
 
 
-def embedding(config: dict, weights: Weights, settings: dict, head: Weights, tokens: torch.Tensor) -> Any:
+def embedding(
+    config: dict,
+    weights: Weights,
+    settings: dict,
+    head: Weights,
+    tokens: torch.Tensor,
+    table: torch.Tensor | None = None,
+) -> Any:
     """Log-probabilities in evaluation, and in training."""
     model = make_classifier("LlamaEmbeddingClassifier", config, weights, settings)
     linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
@@ -293,6 +261,9 @@ def embedding(config: dict, weights: Weights, settings: dict, head: Weights, tok
     if len(heads) != 1:
         raise Wrong("it has no linear head from a hidden state to num_labels numbers")
     fill(heads[0], head)
+    if table is not None:
+        stand_ins.replace_forward(model.llama, table)
+        return model.eval()(tokens), model.train()(tokens)
     torch.manual_seed(0)
     answers = model.eval()(tokens), model.train()(tokens)
     numbers_of(answers[0], None)  # None is not an absent gradient
@@ -309,10 +280,11 @@ def gradients(question: str, **arguments) -> tuple:
 
 
 WITHOUT_GRADIENTS = (
-    norm_or_feed_forward, scores, attention, layer, layer_norm_of, llama, generate, loading, zero_shot, embedding,
+    norm_or_feed_forward, scores, attention, attention_alone, layer, layer_norm_of, llama, generate, loading,
+    zero_shot, embedding,
 )  # fmt: skip
 QUESTIONS: dict[str, Callable[..., Any]] = {
     **{part.__name__: torch.no_grad()(part) for part in WITHOUT_GRADIENTS},
     **{one.__name__: one for one in (import_module, rotate, train, few_steps, step_with_closure)},
-    **{one.__name__: one for one in (has_context, names_attention, model, gradients, saved_model)},
+    **{one.__name__: one for one in (names_attention, model, gradients, saved_model)},
 }

@@ -17,7 +17,7 @@ from grading.asking import ChildAnswer, ChildQuestion, Student, takes_attention
 from grading.checked import small_config
 from grading.compare import alike
 from grading.editions import ATTENTION_KINDS, BUNDLED_NORM, EDITIONS, NORMS, PUBLISHED_TENSORS, Edition
-from grading.parts import kinds_to_check
+from grading.parts import kind_to_judge
 from grading.programs import DefaultText, GradingError, find_course_file, find_own
 
 ATOL, RTOL = 1e-5, 1e-3
@@ -161,7 +161,10 @@ def check_model(student: Student, checkpoint: Path, references: list[Reference],
         if is_right or answer.trouble or not takes_attention(student):
             continue
         other = "causal" if reference.attention == "bidirectional" else "bidirectional"
-        if compare(compute(student, checkpoint, reference, other, device), reference)[0]:
+        answer = compute(student, checkpoint, reference, other, device)
+        if answer.trouble:
+            continue
+        if compare(answer, reference)[0]:
             print(f"  The causal mask is the cause: with {other} attention the model gives exactly this reference.")
         else:
             print(f"  The causal mask is not the cause: with {other} attention the reference is missed as well.")
@@ -212,7 +215,7 @@ def check_sanity(student: Student, args: Namespace, given: Given | None) -> bool
     if given is None:
         return True
     print(given.said)
-    kinds = kinds_to_check(student, args) if given.is_bundled else ATTENTION_KINDS
+    kinds = (kind_to_judge(args),) if given.is_bundled else ATTENTION_KINDS
     references = [reference for reference in given.references if reference.attention in kinds]
     return check_model(student, given.checkpoint, references, args.device)
 

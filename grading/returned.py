@@ -5,7 +5,6 @@ Imported in the student's process.
 
 from __future__ import annotations
 
-import inspect
 import io
 import re
 from collections.abc import Callable
@@ -22,10 +21,6 @@ SLOPE_STEP, LARGEST_SLOPE_ERROR = 3e-3, 1e-3
 
 class Wrong(Exception):
     """A fault of a student's code, as a sentence; the script prints it without the name of an exception."""
-
-
-class Lacks(Wrong):
-    """A function without an argument that the model gives it."""
 
 
 class StateDict(dict):
@@ -55,14 +50,6 @@ def numbers_of(value: object, dtype: torch.dtype | None) -> torch.Tensor:
     if value.numel() > wire.MAX_NUMBERS:
         raise Wrong(f"it returns {value.numel():,} numbers, far too many")
     return value.detach().cpu().double().as_subclass(torch.Tensor)
-
-
-def check_takes(function: Callable, what: str, *arguments: Any, **named: Any) -> None:
-    """Raises `Lacks` unless a student's function can be called with these arguments, the last of which are `what`."""
-    try:
-        inspect.signature(function).bind(*arguments, **named)
-    except TypeError:
-        raise Lacks(f"it does not take {what}, which the model gives it") from None
 
 
 def check_gradients(returned: Any, wanted: dict[str, torch.Tensor]) -> None:

@@ -24,12 +24,7 @@ TOKENS = torch.tensor(((1, 17, 5, 30, 22), (1, 17, 38, 6, 11)))
 PADDED = torch.tensor(((1, 17, 5, 30, 22, 9), (1, 8, 26, PAD, PAD, PAD), (1, PAD, 12, 33, PAD, PAD)))
 LAST_TOKENS = torch.tensor((5, 2, 3))  # where the rows of PADDED end
 LABELS = ((7,), (20, 31), (12, 5, 33))  # token ids of the labels' names
-MASK = torch.tensor(  # b s t; 1: a query may see a key
-    (((1, 0, 0, 1, 0), (0, 1, 1, 0, 0), (1, 0, 1, 1, 1), (0, 0, 1, 0, 1), (1, 1, 0, 1, 0)),
-     ((0, 1, 0, 0, 1), (1, 1, 0, 0, 0), (0, 0, 0, 1, 1), (1, 1, 0, 1, 0), (0, 1, 1, 0, 1)))
-)[:, None]  # fmt: skip
-AT = torch.tensor((2, 3))  # the only query of each row, where a layer is given a context
-KEY_START, QUERY_STARTS = 3, torch.tensor((6, 9))  # where keys and the rows' queries begin, where it is not at 0
+MASK = torch.ones(5, 5, dtype=torch.long).tril()  # of a causal model. s t; 1: a query may see a key
 # Texts to continue; after two new tokens they are longer than the model's max_seq_len. Chosen so that every new token's
 # logit is at least 0.3 above the next, and that every mistake gives other tokens.
 PROMPTS = torch.tensor(
@@ -147,20 +142,12 @@ def attend(
     return finish(normalise(scores.masked_fill(seen == 0, hidden)) @ value)
 
 
+def turned_both(query: torch.Tensor, key: torch.Tensor) -> Tensors:
+    return rotate_by_hand(query, THETA), rotate_by_hand(key, THETA)
+
+
 def turned(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Tensors:
-    return rotate_by_hand(query, THETA), rotate_by_hand(key, THETA), value
-
-
-def masked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, **wrong) -> Tensors:
-    """The right output of a whole text, and what `attend` makes of `MASK` with these keywords."""
-    shown = {"visible": lambda ones: MASK, **wrong}
-    return attend(query, key, value, causal), attend(query, key, value, causal, **shown)
-
-
-def turned_later(query: torch.Tensor, key: torch.Tensor, starts: tuple[int, ...]) -> Tensors:
-    """Query and key, rightly turned from position 0; and from `starts`: the keys' and the queries' of each row."""
-    rows = [rotate_by_hand(row[None], THETA, start=start) for row, start in zip(query, starts[1:], strict=True)]
-    return *turned(query, key, query)[:2], torch.cat(rows), rotate_by_hand(key, THETA, start=starts[0])
+    return *turned_both(query, key), value
 
 
 def attention(
@@ -173,6 +160,7 @@ def attention(
     spread: Callable = lambda x: x.repeat_interleave(N_HEADS // KV_HEADS, dim=1),
     merge: Callable = lambda x: x.transpose(1, 2).flatten(2),
     project: Callable = lambda x, weight: x @ weight.T,
+    attend: Callable = attend,
     **masking: Callable | float,
 ) -> torch.Tensor:
     """Grouped-query attention. x: b s D -> b s D. Heads are b s h d (`split`, `turn`), then b h s d."""
@@ -195,24 +183,29 @@ def layer(
     weights: dict[str, torch.Tensor],
     causal: bool,
     *,
-    block: Callable = lambda x, a, f, m, n: (h := x + a(m(x))) + f(n(h)),
     eps: float = EPS,
+    **wrong: Callable,
 ) -> torch.Tensor:
-    """block: the output for x, attention a, feed-forward f, attention_norm m and ffn_norm n."""
+    """wrong: keywords of `assembled`."""
     a = partial(attention, weights=below(weights, "attention."), causal=causal)
     f = partial(feed_forward, weights=below(weights, "feed_forward."))
     m, n = (partial(normed, weights=below(weights, f"{name}."), eps=eps) for name in ("attention_norm", "ffn_norm"))
-    return block(x, a, f, m, n)
+    return assembled(x, a, f, m, n, **wrong)
 
 
-def queried(x: torch.Tensor) -> torch.Tensor:
-    """The positions `AT`. b s D -> b 1 D"""
-    return at(x, AT)[:, None]
-
-
-def layer_in_context(x: torch.Tensor, weights: dict[str, torch.Tensor], causal: bool, *, block: Callable) -> Tensors:
-    """The right output of a whole text, and that of a layer which is given a context. block: as for `layer`."""
-    return layer(x, weights, causal), layer(x, weights, causal, block=block)
+def assembled(
+    x: torch.Tensor,
+    a: Callable,
+    f: Callable,
+    m: Callable,
+    n: Callable,
+    *,
+    first: Callable = lambda x, a, m, n: x + a(m(x)),
+    second: Callable = lambda x, h, f, m, n: h + f(n(h)),
+    finish: Callable = lambda y, n: y,
+) -> torch.Tensor:
+    """The layer of attention a, feed-forward f, attention_norm m and ffn_norm n. h: what the first half returns."""
+    return finish(second(x, first(x, a, m, n), f, m, n), n)
 
 
 def llama(
@@ -221,6 +214,8 @@ def llama(
     *,
     embed: Callable = lambda embedded: embedded,
     layers: tuple[int, ...] = (0, 1),
+    layer: Callable = lambda h, weights, index, causal: layer(h, below(weights, f"layers.{index}."), causal),
+    norm: Callable = normed,
     eps: float = EPS,
     shown: Callable = lambda before, after: after,
     read: Callable = lambda before, after: after,
@@ -231,8 +226,8 @@ def llama(
     weights = in_double(small_weights())
     h = embed(weights["tok_embeddings.weight"][tokens])
     for index in layers:
-        h = layer(h, below(weights, f"layers.{index}."), causal)
-    after = normed(h, below(weights, "norm."), eps)
+        h = layer(h, weights, index, causal)
+    after = norm(h, below(weights, "norm."), eps)
     logits = finish(read(h, after) @ weights["output.weight"].T)
     return pick(logits), shown(h, after), logits
 
@@ -241,11 +236,18 @@ def last_tokens(idx: torch.Tensor) -> torch.Tensor:
     return idx[:, -SMALL_SHAPE["max_seq_len"] :]
 
 
+def next_logits(tokens: torch.Tensor, causal: bool) -> torch.Tensor:
+    """b s -> b 1 v"""
+    return llama(tokens, causal)[0]
+
+
 @lru_cache
-def likeliest_text(causal: bool, window: Callable, new: int, norm: str, salt: int) -> torch.Tensor:
+def likeliest_text(
+    causal: bool, window: Callable, new: int, norm: str, salt: int, logits: Callable = next_logits
+) -> torch.Tensor:
     idx = PROMPTS
     for _ in range(new):
-        idx = torch.cat((idx, llama(window(idx), causal)[0].argmax(-1)), dim=1)
+        idx = torch.cat((idx, logits(window(idx), causal).argmax(-1)), dim=1)
     return idx
 
 
@@ -256,9 +258,10 @@ def generate(
     finish: Callable = lambda idx: idx,
     new: int = NEW_TOKENS,
     is_drawn: bool = True,
+    logits: Callable = next_logits,
 ) -> Tensors:
     """The likeliest continuation of each row of `PROMPTS`; the first once more; and 1 where the last text is drawn."""
-    texts = finish(likeliest_text(causal, window, new, NORM.get(), SALT.get())).double()
+    texts = finish(likeliest_text(causal, window, new, NORM.get(), SALT.get(), logits)).double()
     return *texts[:, None], texts[:1], torch.tensor(float(is_drawn))
 
 
@@ -271,15 +274,26 @@ def last_state(hidden: torch.Tensor, causal: bool) -> torch.Tensor:
     return at(hidden, LAST_TOKENS) if causal else hidden[:, -1]
 
 
+def end_of_batch(hidden: torch.Tensor, causal: bool) -> torch.Tensor:
+    """What the course's classifiers read in a causal model as well. hidden: b s D -> b D"""
+    return hidden[:, -1]
+
+
+def hidden_states(tokens: torch.Tensor, causal: bool) -> torch.Tensor:
+    """b s -> b s D"""
+    return llama(tokens, causal)[1]
+
+
 def zero_shot(
     causal: bool,
     *,
+    states: Callable = hidden_states,
     pool: Callable = last_state,
     vocabulary: Callable = lambda logits: logits.log_softmax(-1),
     label: Callable = lambda scores: scores.sum(-1),
     finish: Callable = lambda scores: scores,
 ) -> torch.Tensor:
-    scores = vocabulary(pool(llama(PADDED, causal)[1], causal) @ small_weights()["output.weight"].double().T)  # b v
+    scores = vocabulary(pool(states(PADDED, causal), causal) @ small_weights()["output.weight"].double().T)  # b v
     return finish(torch.stack([label(scores[:, list(ids)]) for ids in LABELS], dim=-1))  # b c
 
 
@@ -290,6 +304,7 @@ def head_weights() -> dict[str, torch.Tensor]:
 def embedding(
     causal: bool,
     *,
+    states: Callable = hidden_states,
     pool: Callable = last_state,
     finish: Callable = lambda logits: logits.log_softmax(-1),
     modes: Callable = lambda whole, dropped: (whole, dropped),
@@ -297,6 +312,6 @@ def embedding(
 ) -> Tensors:
     """In evaluation; and in training, where dropout of nearly all leaves the bias. modes: the logits of the two."""
     head = in_double(head_weights())
-    whole = pool(llama(PADDED, causal)[1], causal) @ head["weight"].T + head["bias"]  # b c
+    whole = pool(states(PADDED, causal), causal) @ head["weight"].T + head["bias"]  # b c
     evaluated, trained = map(finish, modes(whole, head["bias"].expand_as(whole)))
     return evaluated, spoil(trained)

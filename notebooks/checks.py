@@ -133,7 +133,7 @@ def head_fault(attend: Function) -> str:
         return attend(query, key, value)
 
     with replaced(llama.Attention, compute_query_key_value_scores):
-        return _first_fault([scores_part(in_context=False, kind="causal")])
+        return _first_fault([scores_part("causal")])
 
 
 # -------------------------------------------------------------------------- exercises that the assignment has not
