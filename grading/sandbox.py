@@ -29,7 +29,8 @@ MB = 1 << 20
 CODE, GRADER = "/code", "/grader"  # in the box
 NOBODY = 65534  # the user of the box where root grades: no limit on the number of processes holds for root
 TOOLS = {"bwrap": "bubblewrap", "prlimit": "util-linux", "setpriv": "util-linux"}  # programs and their packages
-WORKER = ("__init__", "child", "wire", "editions", "questions", "returned", "adapted", "probe")  # what the box has
+WORKER = ("__init__", "child", "wire", "editions", "questions", "optimizer_questions", "returned",
+          "adapted", "stand_ins", "probe")  # fmt: skip  # what the box has
 KEPT = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")  # which kernels are right
 PROBE_LIMIT = 120.0  # seconds
 LIMITS = {
