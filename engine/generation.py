@@ -62,6 +62,8 @@ class PromptDecoder(NamedTuple):
         with naming_the_flag():
             search = search_of(llama, generator, args.beam, args.contrastive)
         settings = {name: getattr(args, name) for name in SAMPLING}
+        if generator is None and (search or any(value is not None for value in settings.values())):
+            raise UserError("flags for sampling and searches need engine/decoding.py, which is not here")
         stop_ids = () if args.ignore_eos else getattr(llama, "stop_ids", ())
         return cls(llama, tokenizer, generator, search, args.max_new_tokens, settings, stop_ids)
 
@@ -79,8 +81,6 @@ class PromptDecoder(NamedTuple):
             if self.generator is not None:  # else this is a hand-out, where there is nothing else
                 notice(f"{OWN_GENERATE}: {reason}")
             return self.llama.generate(idx, self.max_new_tokens, temperature)
-        if self.generator is None:
-            raise UserError(f"flags for sampling and searches cannot be used: {reason}")
         if reason:
             notice(f"{OTHER_CHOICES}: {reason}")
         from engine.sampling import Sampling, chooser

@@ -60,7 +60,7 @@ def forward(self, x):
 """,
     GENERATE: GENERATE_TEXT.format(argument="", limit="pass"),
     ROTATION: """
-def apply_rotary_emb(query, key, head_dim, max_seq_len, theta=10000.0, scaling=None):
+def apply_rotary_emb(query, key, head_dim, max_seq_len, theta=10000.0):
     seqlen, device = query.shape[1], query.device
     query_real, query_imag = query.float().reshape(query.shape[:-1] + (-1, 2)).unbind(-1)
     key_real, key_imag = key.float().reshape(key.shape[:-1] + (-1, 2)).unbind(-1)
