@@ -80,7 +80,7 @@ class PromptDecoder(NamedTuple):
         if reason and not self._chooses_otherwise(temperature):
             if self.generator is not None:  # else this is a hand-out, where there is nothing else
                 notice(f"{OWN_GENERATE}: {reason}")
-            return self.llama.generate(idx, self.max_new_tokens, temperature)
+            return self._own_text(idx, temperature)
         if reason:
             notice(f"{OTHER_CHOICES}: {reason}")
         from engine.sampling import Sampling, chooser
@@ -92,6 +92,15 @@ class PromptDecoder(NamedTuple):
         choose = None if sampling.is_plain else chooser(sampling)
         how |= {"temperature": temperature, "choose": choose, "stop_ids": self.stop_ids}
         return self.generator.generate(idx, self.max_new_tokens, **how)
+
+    def _own_text(self, idx: torch.Tensor, temperature: float) -> torch.Tensor:
+        try:
+            return self.llama.generate(idx, self.max_new_tokens, temperature)
+        except RuntimeError as error:  # of torch.multinomial, where a limit leaves no token or logits are not finite
+            if "probability" not in str(error):
+                raise
+            hint = "a limit on probabilities must keep the likeliest token"
+            raise UserError(f"Llama.generate at temperature {temperature:g}: {error}; {hint}") from None
 
     def _chooses_otherwise(self, temperature: float) -> bool:
         """Whether a search or a flag for sampling has a part in this text."""

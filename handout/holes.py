@@ -34,9 +34,9 @@ class Hole(NamedTuple):
 TODO = "TODO"
 GENERATE_GIVEN = """\
 for _ in range(max_new_tokens):
+    TODO
     logits, _ = self(idx[:, -self.config.max_seq_len :])
     logits = logits[:, -1, :]  # b v: after the last token
-    TODO
     if temperature == 0.0:
         idx_next = None  # b 1: the likeliest token
     else:

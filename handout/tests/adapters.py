@@ -23,16 +23,12 @@ def run_norm(weights: Weights, x: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def run_rope(
-    query: torch.Tensor, key: torch.Tensor, head_dim: int, max_seq_len: int, theta: float = 10000.0, **starts
+    query: torch.Tensor, key: torch.Tensor, head_dim: int, max_seq_len: int, theta: float = 10000.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """query: b s h d, key: b s g d -> both, turned
-
-    starts: none, or where the text begins if not at position 0, as with a cache: start_pos, an int, the position of the
-    first key; query_start, b, that of each row's first query.
-    """
+    """query: b s h d, key: b s g d -> both, turned"""
     from rope import apply_rotary_emb
 
-    return apply_rotary_emb(query, key, head_dim, max_seq_len, theta, **starts)
+    return apply_rotary_emb(query, key, head_dim, max_seq_len, theta)
 
 
 def run_scores(
