@@ -27,7 +27,7 @@ def matrices(names: tuple[str, ...]) -> dict[str, torch.Tensor]:
 
 def table() -> torch.Tensor:
     """What `stand_ins.summed` reads. v D"""
-    return closed_form("stand-in table", VOCAB_SIZE, DIM)
+    return closed_form("stand-in table", VOCAB_SIZE, DIM, scale=0.1)
 
 
 def attention_alone(question: ChildQuestion) -> Alone:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from classic_functions import CLASSIC, STEP, WITH_A_MASK, write_student
 from conftest import ROOT, hear_interrupts, slow_among
 from judging import add, student  # noqa: F401
 from submissions import forge, pack
@@ -161,15 +162,29 @@ def test_right_code_is_right_and_wrong_code_wrong(student: Path, box: Box, nothi
     for name in ("sitecustomize.py", "usercustomize.py"):
         (student / name).write_text("import os\nos._exit(0)\n")
     executed = run_checks(student, "ucsc", box)
-    assert [one for one in executed if not one.passed] == [] and len(executed) == 25, executed
+    assert [one for one in executed if not one.passed] == [] and len(executed) == 16, executed
     add(student / "llama.py", "print('\\n'.join(map(str, range(99))))\nRMSNorm.forward = lambda self, x: x\n")
     wrong = {one.part: one for one in run_checks(student, "ucsc", box) if not one.passed}
     assert wrong["RMSNorm"].message.startswith("WRONG: ") and "rope_test.py" not in wrong, wrong
-    assert wrong["generate, causal"].message == "not judged: it needs RMSNorm"
+    assert wrong["generate, bidirectional"].message == "not judged: it needs RMSNorm"
     add(student / "optimizer.py", f"print('\\n'.join(map(str, range(99))))\nRIGHT = 1\n{RIGHT_STEP}")
     broken = {one.part: one for one in run_checks(student, "ucsc", box)}
     assert broken[ROPE].passed and not broken[ADAMW].passed
     assert broken[ADAMW].tail.splitlines() == [str(number) for number in range(59, 99)]
+
+
+@pytest.mark.slow
+def test_a_right_classic_student_fails_nothing(tmp_path: Path, box: Box, nothing_left: Path):
+    """Also one with another weight decay, which the course's own check takes, and one with a mask that is wrong."""
+    decay = CLASSIC[STEP].replace('group["lr"] * group["weight_decay"]', 'alpha_t * group["weight_decay"]')
+    mask = {place: text.replace("~mask", "mask") for place, text in WITH_A_MASK.items()}
+    for name, changed in {"plain": {}, "decay": {STEP: decay}, "mask": mask}.items():
+        executed = run_checks(write_student(tmp_path / name, changed=changed), "ucsc", box)
+        assert [one for one in executed if not one.passed] == [] and len(executed) == 16, executed
+        said = {one.part: one.message for one in executed if one.message}
+        assert {*said} == ({ADAMW} if name == "decay" else set()), said
+        for verdict in ("this package's limit: failed", "the course's own check: passed") if said else ():
+            assert verdict in said[ADAMW]
 
 
 RIGHT_STEP = "AdamW.step = lambda self: None\n"
@@ -360,7 +375,7 @@ def test_the_right_numbers_are_those_that_others_computed():
         for norm in NORMS:
             small_model.NORM.set(norm)
             numbers, stored = (
-                drawn.right_numbers(("bidirectional", "causal"), in_context=True),
+                drawn.right_numbers(("bidirectional", "causal")),
                 parts.stored_numbers(norm),
             )
             for name in numbers:
@@ -372,10 +387,10 @@ def test_the_right_numbers_are_those_that_others_computed():
 def test_another_salt_gives_other_numbers_to_every_part():
     token = SALT.set(1)
     try:
-        first = drawn.right_numbers(("causal",), in_context=True)
+        first = drawn.right_numbers(("causal",))
         asked = parts.all_parts(("causal",))
         SALT.set(2)
-        second = drawn.right_numbers(("causal",), in_context=True)
+        second = drawn.right_numbers(("causal",))
         again = parts.all_parts(("causal",))
     finally:
         SALT.reset(token)

@@ -37,9 +37,6 @@ TURN_LATE = TURN.replace("query, key", "query.transpose(1, 2), key.transpose(1, 
 GATE = "F.silu(self.w1(x)) * self.w3(x)"
 FIRST = "h = residual + self.attention(self.attention_norm(x), context)\n"
 SECOND = "        return h + self.feed_forward(self.ffn_norm(h))"
-TEXTBOOK = FIRST.replace("residual", "x").replace(", context)", ")")
-ONE_ARGUMENT = "class OwnLayer(LlamaLayer):\n    def forward(self, x):\n        return super().forward(x)\n\n\n"
-ONE_ARGUMENT += "LlamaLayer = OwnLayer\n\n\nclass Llama("
 POST = "h = self.attention_norm(residual + self.attention(x, context))\n"
 POST += "        return self.ffn_norm(h + self.feed_forward(h))"
 LAST = "sequence_lengths(token_ids, pad_id) - 1"
@@ -49,7 +46,6 @@ VISIBLE = "tril(diagonal=key_len - query_len)"
 BLANK = "raise NotImplementedError"
 WEIGHTED = "return weights @ value"
 SCALE = "math.sqrt(self.head_dim)"
-FULL_MASK = "        if mask is not None:\n            scores ="
 DRAWN = "((logits.float() - largest.float()) / temperature)"
 GREEDY = "    if temperature == 0.0:\n        return best\n"
 
@@ -128,13 +124,6 @@ MISTAKES = {
                 ("the causal mask sets scores to 0", 'float("-inf")', "0.0"),
                 ("the causal mask is inverted", "masked_fill(~mask", "masked_fill(mask"),
                 ("scores are not scaled", SCALE, f"(1 if self.is_causal else {SCALE})"),
-                ("it ignores the argument mask, and makes its own", "if mask is None and self.is_causal:",
-                 "if self.is_causal:"),
-                ("it ignores the argument mask", FULL_MASK, FULL_MASK.replace("None", "None and mask.dim() < 3")),
-                ("the argument mask is read upside down", "~mask,", "~mask if mask.dim() < 3 else mask,"),
-                ("with the argument mask, scores are not scaled", SCALE, f"(1 if mask is not None else {SCALE})"),
-                ("it does not take the argument mask", ", mask: torch.Tensor | None = None\n    ) -> torch.Tensor:\n",
-                 "\n    ) -> torch.Tensor:\n        mask = None\n"),
             ],
             "grouped queries, bidirectional: WRONG": [
                 ("key/value heads are repeated as 1 2 1 2", "x.repeat_interleave(self.n_rep, dim=1)",
@@ -157,10 +146,6 @@ MISTAKES = {
                 ("both residuals are missing", FIRST + SECOND,
                  (FIRST + SECOND).replace("residual + ", "").replace("h + ", "")),
                 ("it is post-norm", FIRST + SECOND, POST),
-                ("it ignores the argument context", FIRST, TEXTBOOK),
-                ("it does not take the argument context", "class Llama(", ONE_ARGUMENT),
-                ("the attention is not given the argument context", FIRST, FIRST.replace(", context)", ")")),
-                ("the first residual is context.queries(x), not x", FIRST, FIRST.replace("residual", "x")),
                 ("gradients that go back to x do not say", SECOND, SECOND.replace("h +", "h.detach() +")),
                 ("gradients that go back to x do not say", FIRST, FIRST.replace(", context)", ", context).detach()")),
                 ("the second residual is x", SECOND, SECOND.replace("h +", "x +")),
@@ -213,12 +198,6 @@ MISTAKES = {
         "rope.py": {
             "rotary embedding: WRONG": [
                 ("the wrong sign", "torch.complex(cos, sin)", "torch.complex(cos, -sin)"),
-                ("start_pos is ignored", TURN_KEY, TURN_KEY.replace("start_pos", "0")),
-                ("query_start is ignored", TURN_QUERY, TURN_QUERY.replace("query_start", "start_pos")),
-                ("start_pos and query_start are ignored", TURN_BOTH,
-                 f"return {TURN_QUERY}, {TURN_KEY}".replace("query_start", "0").replace("start_pos", "0")),
-                ("it does not take start_pos and query_start", TURN_BOTH,
-                 f"{TURN_BOTH}\n\n\ndef apply_rotary_emb(*given, own=apply_rotary_emb):\n    return own(*given)"),
             ],
             "rotary embedding: not written yet": [("NotImplementedError in rope.py", TURN_BOTH, BLANK)],
         },
@@ -233,7 +212,6 @@ MISTAKES = {
                 ("labels stand in rows", "scores, dim=-1)", "scores)"),
             ],
             "zero-shot classifier, causal: WRONG": [
-                ("it reads the padding", LAST, "0 * token_ids[:, 0] + token_ids.shape[1] - 1"),
                 ("it reads the last position but one", LAST, LAST.replace("1", "2")),
                 ("it counts what is not padding", LAST, "(token_ids != pad_id).sum(-1) - 1"),
             ],
@@ -339,7 +317,7 @@ MISTAKES = {
 HOLES = {
     ("llama.py", "RMSNorm._norm"): ("sanity_check", "RMSNorm", NORM, f"{NORM} * self.weight"),
     ("llama.py", "Attention.compute_query_key_value_scores"): ("sanity_check", "scores and softmax", SCALE, "1.0"),
-    ("llama.py", "LlamaLayer.forward"): ("sanity_check", "layer", FIRST, TEXTBOOK),
+    ("llama.py", "LlamaLayer.forward"): ("sanity_check", "layer", FIRST, FIRST.replace("residual + ", "")),
     ("llama.py", "Llama.generate"): ("sanity_check", "generate", "range(max_new_tokens)", "range(max_new_tokens - 1)"),
     ("rope.py", "apply_rotary_emb"): ("rope_test", "rotary embedding", TURN_KEY, TURN_KEY.replace("start_pos", "9")),
     ("optimizer.py", "AdamW.step"): ("optimizer_test", None, CLOSURE, f"{CLOSURE}            loss = None\n"),
@@ -379,6 +357,7 @@ def rows() -> list:
 
 def main(script: str, scratch: Path) -> None:
     """Print {script: [exit status, what was printed]} for every mistake of a script; or of every script for "holes"."""
+    adamw.COURSE_ATOL = adamw.COURSE_RTOL = 0.0  # the course's own check would accept many, and then decide
     if script != "holes":
         adamw.TOY_STEPS = 5  # the few steps by hand tell the mistakes apart
         settings = {"lr": 1e-3, "weight_decay": 1e-4, "optimizer": AdamW}

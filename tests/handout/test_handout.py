@@ -191,29 +191,3 @@ def test_code_with_another_structure_is_asked_by_way_of_its_adapters(tmp_path: P
             assert found[0].verdict == verdict and {one.verdict for one in found} <= {verdict, "not judged"}, found
     finally:
         small_model.NORM.reset(token)
-
-
-@pytest.mark.slow
-def test_adapters_pass_a_mask_on_under_another_name(tmp_path: Path):
-    out, changed = tmp_path / "out", tmp_path / "out/tests/adapters.py"
-    write_handout(out, "cmu2026", holes=[])
-    text = (out / "llama.py").read_text(encoding="utf-8")
-    text = text.replace("value: torch.Tensor, mask: ", "value: torch.Tensor, *, allowed: ")
-    text = text.replace("scores = query @", "mask = allowed\n        scores = query @")
-    text = text.replace("key, value, *mask)", "key, value, **dict(zip(['allowed'], mask)))")
-    (out / "llama.py").write_text(text, encoding="utf-8")
-    names, token = ("scores and softmax, causal", "layer, causal"), small_model.NORM.set("layer")
-    try:
-        mine = [part for part in parts.all_parts(("causal",)) if part.name in names]
-        with Student(out) as student:
-            found = {one.part.name: one for one in parts.judge(student, mine, parts.stored_numbers("layer"))}
-        assert "the causal mask is missing" in found[names[0]].sentence
-        text = changed.read_text(encoding="utf-8").replace("*(() if mask is None else (mask,))", "allowed=mask")
-        changed.write_text(text, encoding="utf-8")
-        with Student(out) as student:
-            found = [*parts.judge(student, mine, parts.stored_numbers("layer"))]
-        assert [one.verdict for one in found] == ["ok"] * 2, found
-    finally:
-        small_model.NORM.reset(token)
-    said = ask(out, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests", status=0)
-    assert "failed" not in said and "skipped" not in said
