@@ -105,7 +105,7 @@ def test_a_causal_edition_takes_a_mask_of_the_functions_own_and_one_that_it_is_g
 @pytest.mark.parametrize(("old", "new", "said"), [
     ("probs = torch", "unused = torch", "tokens are drawn that the edition's sampling leaves out"),
     ("/ temperature", "* 9.0", "likely tokens are never drawn"),
-    ("logits / temperature", "0 * logits", "tokens are drawn with other probabilities"),
+    ("(-1, order, ordered)", "(-1, order, (ordered > 0).float())", "tokens are drawn with other probabilities"),
 ])  # fmt: skip
 def test_a_sampling_that_is_not_the_editions_is_named(tmp_path: Path, old: str, new: str, said: str):
     assert old in LATER["cmu2026"][GENERATE]

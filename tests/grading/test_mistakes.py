@@ -363,20 +363,23 @@ def main(script: str, scratch: Path) -> None:
         settings = {"lr": 1e-3, "weight_decay": 1e-4, "optimizer": AdamW}
         adamw.PUBLISHED_WEIGHTS = questions.train(**adamw.toy_problem(), **settings).tolist()
     results = []
-    for number, (file, text) in enumerate(changed_holes() if script == "holes" else changed_files(script)):
+    for number, (file, text, *flags) in enumerate(changed_holes() if script == "holes" else changed_files(script)):
         folder = scratch / str(number)
         folder.mkdir()
         for name in MODULES:
             shutil.copy(ROOT / f"{name}.py", folder)
         (folder / file).write_text(text, encoding="utf-8")
         scripts = sorted(SCRIPTS - {"prepare_submit"}) if script == "holes" else [script]
-        results.append({each: run(each, folder) for each in scripts})
+        results.append({each: run(each, folder, flags) for each in scripts})
     print(json.dumps(results))
 
 
-def changed_files(script: str) -> Iterator[tuple[str, str]]:
-    for file, old, new in edits(script):
-        yield file, (ROOT / file).read_text(encoding="utf-8").replace(old, new)
+def changed_files(script: str) -> Iterator[tuple[str, ...]]:
+    """For every mistake its file, changed, and the flags with which it is judged."""
+    for name, file, said, old, new in (row.values for row in rows()):
+        if name == script:
+            flags = ("--attention", "causal") if ", causal: " in said else ()
+            yield file, (ROOT / file).read_text(encoding="utf-8").replace(old, new), *flags
 
 
 def changed_holes() -> Iterator[tuple[str, str]]:
@@ -392,11 +395,11 @@ def edits(script: str) -> list[tuple[str, str, str]]:
     return [(row.values[1], *row.values[3:]) for row in rows() if row.values[0] == script]
 
 
-def run(script: str, folder: Path) -> tuple[int, str]:
+def run(script: str, folder: Path, flags: list[str]) -> tuple[int, str]:
     """Run a script of the project on a folder's modules."""
     for name in MODULES:
         sys.modules.pop(name, None)
-    sys.path[0], sys.argv = str(folder), [script, "--code", str(folder)]
+    sys.path[0], sys.argv = str(folder), [script, "--code", str(folder), *flags]
     os.chdir(folder)
     program = importlib.import_module(script)
     program.student_of = lambda args: LocalStudent(Path(args.code))
