@@ -79,6 +79,8 @@ def test_where_scores_are_wrong_without_a_mask_nothing_is_said_of_one(tmp_path: 
 
 
 def test_the_kind_that_is_asked_for_decides(tmp_path: Path):
+    status, found = parts_of(write_student(tmp_path / "asked"), "--attention", "bidirectional")
+    assert status == 0 and "extra" not in found
     status, found = parts_of(write_student(tmp_path / "plain"), "--attention", "causal")
     assert status == 1 and "extra" not in found
     assert found["scores and softmax, causal"] == "WRONG: the causal mask is missing: a position sees what follows"

@@ -190,7 +190,7 @@ MISTAKES = {
             ],
         },
         "base_llama.py": {
-            "scores and softmax, causal: WRONG": [
+            "grouped queries, causal: WRONG": [
                 ("the causal mask is shifted by one: a position sees the next", VISIBLE, "tril(diagonal=1)"),
                 ("the causal mask is shifted by one: a position does not see itself", VISIBLE, "tril(diagonal=-1)"),
             ],
@@ -357,7 +357,7 @@ def rows() -> list:
 
 def main(script: str, scratch: Path) -> None:
     """Print {script: [exit status, what was printed]} for every mistake of a script; or of every script for "holes"."""
-    adamw.COURSE_ATOL = adamw.COURSE_RTOL = 0.0  # the course's own check would accept many, and then decide
+    adamw.passes_elsewhere = lambda student: False  # the course's own check accepts many, and would decide
     if script != "holes":
         adamw.TOY_STEPS = 5  # the few steps by hand tell the mistakes apart
         settings = {"lr": 1e-3, "weight_decay": 1e-4, "optimizer": AdamW}
