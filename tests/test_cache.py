@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from conftest import random_llama, slow_among
 
-from base_llama import KVCache, causal_mask
+from base_llama import causal_mask
+from engine.cache import KVCache, last_rows, padded_causal_mask
+from engine.context import ContextLlama
+from engine.decoding import continue_texts
+from llama import Llama
 
 PROMPTS = [[1, 45, 299, 7, 7, 120, 33], [1, 9], [1, 260, 14, 3, 88], [1]]
 
@@ -26,8 +32,8 @@ def causal(seed: int = 0, **changes):
 def test_cached_ids_are_the_uncached_ids_for_thousands_of_tokens(seed: int, n_kv_heads: int):
     model = causal(seed, n_kv_heads=n_kv_heads, max_seq_len=128)
     prompts = torch.randint(4, 300, (8, 5), generator=torch.Generator().manual_seed(seed))
-    cached = model.generate(prompts, 100, temperature=0.0)
-    assert torch.equal(cached, model.generate(prompts, 100, temperature=0.0, use_cache=False))
+    cached = continue_texts(model, prompts, 100, temperature=0.0)
+    assert torch.equal(cached, continue_texts(model, prompts, 100, temperature=0.0, use_cache=False))
     assert len(set(cached[0].tolist())) > 5  # a model that repeats one token would prove nothing
 
 
@@ -35,17 +41,17 @@ def test_a_text_that_outgrows_the_model_goes_on_as_without_a_cache():
     model = causal(max_seq_len=16)
     longer = torch.randint(4, 300, (2, 40))  # longer than the model before the first new token
     for prompt, new in ((torch.tensor(PROMPTS[:1]), 60), (longer, 5)):
-        uncached = model.generate(prompt, new, temperature=0.0, use_cache=False)
-        assert torch.equal(model.generate(prompt, new, temperature=0.0), uncached)
+        uncached = continue_texts(model, prompt, new, temperature=0.0, use_cache=False)
+        assert torch.equal(continue_texts(model, prompt, new, temperature=0.0), uncached)
 
 
 @pytest.mark.parametrize("max_seq_len", [64, 12])
 def test_prompts_of_different_lengths_are_continued_as_if_alone(max_seq_len: int):
     model = causal(max_seq_len=max_seq_len)
     idx, pad = left_padded(PROMPTS)
-    together = model.generate(idx, 30, temperature=0.0, pad=pad)
+    together = continue_texts(model, idx, 30, temperature=0.0, pad=pad)
     for row, prompt in enumerate(PROMPTS):
-        alone = model.generate(torch.tensor([prompt]), 30, temperature=0.0)[0]
+        alone = continue_texts(model, torch.tensor([prompt]), 30, temperature=0.0)[0]
         assert torch.equal(together[row, pad[row] :], alone)
 
 
@@ -55,18 +61,29 @@ def test_a_cache_filled_in_pieces_gives_the_logits_of_one_pass():
     whole, _ = model(tokens, targets=tokens)
     for pieces in ([20], [1] * 20, [7, 1, 12], [3, 3, 14]):
         cache = KVCache(model, 2, 20)
-        parts = [model(part, targets=part, cache=cache)[0] for part in tokens.split(pieces, dim=1)]
-        torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-5)
+        logits, states = zip(*(cache.read(part) for part in tokens.split(pieces, dim=1)), strict=True)
+        torch.testing.assert_close(model.output(torch.cat(states, dim=1)), whole, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(logits[-1], whole[:, -1:], atol=1e-5, rtol=1e-5)
 
 
 def test_padding_before_a_text_changes_no_logits():
     model = causal()
     idx, pad = left_padded(PROMPTS)
-    logits, _ = model(idx, targets=idx, cache=KVCache(model, len(PROMPTS), idx.shape[1], pad))
+    logits = model.output(KVCache(model, len(PROMPTS), idx.shape[1], pad).read(idx)[1])
     assert logits.isfinite().all()
     for row, prompt in enumerate(PROMPTS):
         alone, _ = model(torch.tensor([prompt]), targets=idx)
         torch.testing.assert_close(logits[row, pad[row] :], alone[0], atol=1e-5, rtol=1e-5)
+
+
+def of_last_attention(model: Llama, run: Callable[[], object]) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the last layer's attention reads, and what it gives, while a function runs."""
+    seen = []
+    attention = model.layers[-1].attention
+    hook = attention.register_forward_hook(lambda module, args, output: seen.append((args[0], output)))
+    run()
+    hook.remove()
+    return seen[0]
 
 
 def test_one_position_may_ask_beside_a_cache():
@@ -74,27 +91,28 @@ def test_one_position_may_ask_beside_a_cache():
     idx, pad = left_padded(PROMPTS)
     for padding in (pad, None):
         whole, beside = (KVCache(model, len(idx), idx.shape[1], padding) for _ in range(2))
-        expected = model.hidden_states(idx, whole)[:, 3:]  # b 4 D
-        model.hidden_states(idx[:, :3], beside)
+        read, expected = of_last_attention(model, lambda whole=whole: whole.read(idx))
+        beside.read(idx[:, :3])
         at = torch.tensor([3, 0, 2, 3])
-        found = model.hidden_states(idx[:, 3:], beside, at)
-        torch.testing.assert_close(found[:, 0], expected[torch.arange(4), at], atol=1e-5, rtol=1e-5)
+        ask = beside.reader.attentions[-1]
+        found = ask(read[:, 3:], beside.extend(4).queried_at(at))
+        torch.testing.assert_close(found[:, 0], expected[:, 3:][torch.arange(4), at], atol=1e-5, rtol=1e-5)
 
 
 def test_rows_that_are_taken_are_continued_like_their_texts_and_leave_the_others_alone():
     model, (idx, pad) = causal(), left_padded(PROMPTS)
     cache, rows = KVCache(model, 4, 12, pad), torch.tensor([2, 0, 2, 3, 1, 1])
     assert cache.take(rows).keys is None and cache.take(rows).shape[1] == 6  # as a cache of nothing
-    model(idx, cache=cache)
+    cache.read(idx)
     taken, new = cache.take(rows), torch.tensor([[5], [6], [7], [8], [9], [10]])
-    logits = model(new, cache=taken)[0][:, 0]
-    model(new[:4], cache=cache)
+    logits = taken.read(new)[0][:, 0]
+    cache.read(new[:4])
     assert cache.length == taken.length == idx.shape[1] + 1
     for row, source in enumerate(rows.tolist()):
         alone = model(torch.tensor([[*PROMPTS[source], 5 + row]]))[0][0, -1]
         torch.testing.assert_close(logits[row], alone, atol=1e-5, rtol=1e-5)
     plain = KVCache(model, 2, 3)
-    model(torch.tensor([[1, 4], [1, 5]]), cache=plain)
+    plain.read(torch.tensor([[1, 4], [1, 5]]))
     assert plain.take(torch.tensor([1])).pad is None
 
 
@@ -103,25 +121,66 @@ def test_only_a_causal_model_can_have_one():
     with pytest.raises(ValueError, match="causal"):
         KVCache(model, 1, 8)
     with pytest.raises(ValueError, match="causal"):
-        model.generate(torch.tensor([[1, 2]]), 3, pad=torch.tensor([0]))
+        continue_texts(model, torch.tensor([[1, 2]]), 3, pad=torch.tensor([0]))
 
 
 def test_every_new_token_is_announced():
     model, seen = causal(), []
-    ids = model.generate(torch.tensor([[1, 5], [1, 9]]), 6, temperature=0.0, on_token=seen.append)
+    ids = continue_texts(model, torch.tensor([[1, 5], [1, 9]]), 6, temperature=0.0, on_token=seen.append)
     assert torch.equal(torch.cat(seen, dim=1), ids[:, 2:])
 
 
 def test_a_full_cache_is_an_error():
     model = random_llama(attention="causal")
     cache = KVCache(model, 1, 3)
-    model(torch.tensor([[1, 2, 3]]), cache=cache)
+    cache.read(torch.tensor([[1, 2, 3]]))
     with pytest.raises(RuntimeError, match="the cache is for 3 tokens, not 4"):
-        model(torch.tensor([[4]]), cache=cache)
+        cache.read(torch.tensor([[4]]))
 
 
 def test_a_mask_and_the_buffers_are_made_where_they_are_asked_for():
-    assert causal_mask(2, 3, torch.device("meta")).is_meta
+    assert last_rows(2, 3, torch.device("meta")).is_meta and causal_mask(3, torch.device("meta")).is_meta
     cache = KVCache(causal(), 1, 4)
     cache.extend(2)
     assert all(kept.is_meta for kept in cache.store(0, *torch.empty(2, *cache.shape[1:3], 2, 8, device="meta")))
+
+
+def test_masks_show_what_stands_before_a_query_and_no_padding():
+    assert causal_mask(3).tolist() == [[True, False, False], [True, True, False], [True, True, True]]
+    assert last_rows(2, 3).tolist() == causal_mask(3)[1:].tolist() and torch.equal(last_rows(3, 3), causal_mask(3))
+    for query_len in (1, 3, 5):
+        mask = padded_causal_mask(torch.tensor([0, 2, 4]), query_len, 5)
+        assert mask.shape == (3, 1, query_len, 5)
+        for row, pad in enumerate((0, 2, 4)):
+            for place, query in enumerate(range(5 - query_len, 5)):
+                seen = [key == query or pad <= key <= query for key in range(5)]
+                assert mask[row, 0, place].tolist() == seen
+
+
+@pytest.mark.parametrize("scaling", [None, ("linear", 4.0), ("llama3", 8.0, 1.0, 4.0, 64.0)])
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_a_cache_knows_the_angles_and_norms_of_its_model(scaling: tuple | None, norm: str):
+    model = causal(rope_theta=500.0, rope_scaling=scaling, norm=norm, n_kv_heads=2)
+    idx, pad = left_padded(PROMPTS)
+    cache = KVCache(model, *idx.shape, pad)
+    cache.read(idx[:, :4])
+    logits = cache.read(idx[:, 4:])[0]
+    for row, prompt in enumerate(PROMPTS):
+        alone = model(torch.tensor([prompt]))[0][0]
+        torch.testing.assert_close(logits[row], alone, atol=1e-5, rtol=1e-5)
+
+
+def test_a_cache_leaves_the_model_as_it_is():
+    """The reader of a cache shares weights and modules with the model, and its attention knows the layer's number."""
+    model = causal(n_layers=3)
+    before = [*model.modules()]
+    cache = KVCache(model, 1, 4)
+    cache.read(torch.tensor([[1, 5]]))
+    assert [*model.modules()] == before and not any(hasattr(layer.attention, "context") for layer in model.layers)
+    assert [each.layer_id for each in cache.reader.attentions] == [0, 1, 2]
+    for mine, its in zip(ContextLlama(model).llama.parameters(), model.parameters(), strict=True):
+        assert mine is its
+    with torch.no_grad():
+        model.norm.weight.mul_(2.0)
+    whole = model(torch.tensor([[1, 5, 9]]))[0]
+    torch.testing.assert_close(cache.read(torch.tensor([[9]]))[0], whole, atol=1e-5, rtol=1e-5)

@@ -32,7 +32,7 @@ def test_lengths_count_trailing_padding_only():
 def test_read_last_takes_the_last_position_or_the_last_real_token():
     for attention, expected in (("bidirectional", [4, 4, 4]), ("causal", [4, 1, 2])):
         llama = random_llama(attention=attention)
-        states = llama.hidden_states(BATCH)[torch.arange(3), expected]
+        states = llama(BATCH)[1][torch.arange(3), expected]
         torch.testing.assert_close(read_last(llama, BATCH, PAD), states, atol=1e-5, rtol=1e-5)
 
 
@@ -63,7 +63,7 @@ def test_embedding_classifier_is_a_head_on_the_hidden_state(tiny_checkpoint: Pat
     log_probs = model(BATCH)
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(3))
     for row, length in enumerate((5, 2, 3)):
-        hidden = llama.hidden_states(BATCH[row : row + 1, : length if attention == "causal" else 5])[0, -1]
+        hidden = llama(BATCH[row : row + 1, : length if attention == "causal" else 5])[1][0, -1]
         expected = (model.classifier_head.weight @ hidden + model.classifier_head.bias).log_softmax(-1)
         torch.testing.assert_close(log_probs[row], expected, atol=1e-4, rtol=1e-4)
 

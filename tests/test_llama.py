@@ -8,10 +8,8 @@ import torch
 from conftest import random_llama
 from torch import nn
 
-from base_llama import KVCache
 from config import LlamaConfig
-from engine.sampling import Sampling, chooser
-from llama import FeedForward, Llama, RMSNorm, sample_next
+from llama import Attention, FeedForward, Llama, RMSNorm
 
 TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33], [1, 45, 8, 260, 3, 3, 3]])
 
@@ -145,18 +143,8 @@ def test_a_causal_model_does_not_see_what_follows_and_the_reference_does():
     changed[:, -2:] = 99
     for attention, unchanged in (("causal", True), ("bidirectional", False)):
         model = random_llama(attention=attention)
-        before, after = model.hidden_states(TOKENS)[:, :-2], model.hidden_states(changed)[:, :-2]
+        before, after = model(TOKENS)[1][:, :-2], model(changed)[1][:, :-2]
         assert torch.allclose(before, after, atol=1e-6) is unchanged
-
-
-@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
-@pytest.mark.parametrize("n_kv_heads", [4, 2])
-def test_a_hidden_state_at_one_position_is_that_of_the_whole_pass(attention: str, n_kv_heads: int):
-    model = random_llama(attention=attention, n_kv_heads=n_kv_heads)
-    whole = model.hidden_states(TOKENS)  # b s D
-    for at in ([6, 6], [0, 3], [5, 0]):
-        expected = whole[torch.arange(2), at]
-        torch.testing.assert_close(model.hidden_state_at(TOKENS, torch.tensor(at)), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_dtype_is_that_of_the_weights():
@@ -164,100 +152,68 @@ def test_dtype_is_that_of_the_weights():
     assert random_llama().bfloat16().dtype == torch.bfloat16
 
 
-# ------------------------------------------------------------------------------------- sampling and generation
+@torch.no_grad()
+def test_layers_read_whole_texts_one_after_another():
+    for attention in ("bidirectional", "causal"):
+        model = random_llama(attention=attention)
+        h = model.tok_embeddings(TOKENS)
+        for layer in model.layers:
+            h = layer(h)
+        assert torch.equal(model.norm(h), model(TOKENS)[1])
 
 
-def frequencies(logits: torch.Tensor, draws: int = 20_000, **settings) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    text = torch.zeros(draws, 1, dtype=torch.int64)
-    drawn = chooser(Sampling(**settings), generator)(logits.expand(draws, -1), text)
-    return drawn.flatten().bincount(minlength=logits.shape[-1]) / draws
+def test_a_token_of_minus_one_is_padding_that_reads_the_first_vector():
+    model, padded = random_llama(), TOKENS.clone()
+    padded[1, 4:] = -1
+    assert torch.equal(model(padded)[1], model(padded.clamp(min=0))[1])
 
 
-LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0, 1.5]])  # probabilities .464 .171 .063 .023 .281
+def test_scores_without_a_mask_see_every_key_and_with_one_what_it_shows():
+    for attention in ("bidirectional", "causal"):
+        layer = Attention(LlamaConfig.from_preset("tiny", attention=attention))
+        query, key, value = torch.randn(3, 2, 4, 6, 8)
+        mask = torch.rand(6, 6) < 0.5
+        mask[:, 0] = True
+        for given in ((), (None,), (mask,)):
+            seen = given[0] if given and given[0] is not None else torch.ones(6, 6, dtype=torch.bool)
+            weights = (query @ key.mT / math.sqrt(8)).exp() * seen
+            expected = weights / weights.sum(-1, keepdim=True) @ value
+            torch.testing.assert_close(layer.compute_query_key_value_scores(query, key, value, *given), expected)
 
 
-def test_a_text_is_drawn_at_temperature_1_where_nothing_else_is_asked_for():
-    model, idx = random_llama(attention="causal"), torch.tensor([[1, 5, 9]])
-    texts = [
-        model.generate(idx, 20, generator=torch.Generator().manual_seed(3), **asked)
-        for asked in ({}, {"temperature": 1.0}, {"temperature": 2.0})
-    ]
-    assert torch.equal(texts[0], texts[1]) and not torch.equal(texts[0], texts[2])
+# -------------------------------------------------------------------------------------------------- generation
+
+LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 1.5])
 
 
-@pytest.mark.parametrize(
-    ("settings", "kept"),
-    [
-        ({}, [0, 1, 2, 3, 4]),
-        ({"temperature": 0.5}, [0, 1, 2, 3, 4]),
-        ({"temperature": 3.0}, [0, 1, 2, 3, 4]),
-        ({"top_k": 2}, [0, 4]),
-        ({"top_k": 99}, [0, 1, 2, 3, 4]),
-        ({"top_p": 0.5}, [0, 4]),
-        ({"top_p": 0.75}, [0, 1, 4]),
-        ({"top_p": 1e-9}, [0]),
-        ({"top_p": 1.0}, [0, 1, 2, 3, 4]),
-        ({"epsilon": 0.05}, [0, 1, 2, 4]),
-        ({"epsilon": 0.99}, [0]),
-        ({"top_k": 4, "top_p": 0.9}, [0, 1, 4]),
-        ({"top_k": 2, "top_p": 0.6}, [0]),  # which holds .62 of what the two hold together, and .46 of all
-        ({"top_k": 1, "epsilon": 0.2}, [0]),
-        ({"min_p": 0.0}, [0, 1, 2, 3, 4]),
-        ({"min_p": 0.1}, [0, 1, 2, 4]),  # of .464
-        ({"min_p": 0.5}, [0, 4]),
-        ({"min_p": 1.0}, [0]),
-        ({"min_p": 0.1, "temperature": 3.0}, [0, 1, 2, 3, 4]),  # .322 .231 .165 .118 .272 are compared
-        ({"min_p": 0.5, "temperature": 3.0}, [0, 1, 2, 4]),
-        ({"min_p": 0.1, "top_k": 3}, [0, 1, 4]),
-        ({"min_p": 0.3, "top_p": 0.9, "epsilon": 0.2}, [0, 4]),
-        ({"temperature": 1e-30}, [0]),
-    ],
-)
-def test_samples_follow_the_truncated_softmax(settings: dict, kept: list[int]):
-    expected = (LOGITS / settings.get("temperature", 1.0)).double().softmax(-1)[0]
-    dropped = torch.ones(5, dtype=torch.bool)
-    dropped[kept] = False
-    expected[dropped] = 0.0
-    expected /= expected.sum()
-    measured = frequencies(LOGITS, **settings)
-    assert (measured[dropped] == 0.0).all()
-    torch.testing.assert_close(measured.double(), expected, atol=0.02, rtol=0)
+class Always(Llama):
+    """Gives these logits after every text, and others after each of its beginnings."""
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = LOGITS.expand(*tokens.shape, -1)
+        logits = torch.cat((-logits[:, :-1], logits[:, -1:]), dim=1)
+        return logits, logits
 
 
-def test_epsilon_is_compared_after_temperature():
-    flat = frequencies(LOGITS, temperature=10.0, epsilon=0.15)  # .22 .20 .18 .16 .21: nothing is dropped
-    assert (flat > 0).all()
+@pytest.mark.parametrize("asked", [{}, {"temperature": 1.0}, {"temperature": 0.5}, {"temperature": 3.0}])
+def test_text_is_drawn_from_the_softmax_of_logits_over_temperature(asked: dict):
+    torch.manual_seed(0)
+    model, draws = Always(LlamaConfig.from_preset("tiny")), 20_000
+    text = model.generate(torch.zeros(draws, 2, dtype=torch.int64), 1, **asked)
+    measured = text[:, -1].bincount(minlength=5) / draws
+    expected = (LOGITS / asked.get("temperature", 1.0)).exp()
+    torch.testing.assert_close(measured, expected / expected.sum(), atol=0.02, rtol=0)
 
 
-def test_a_nucleus_ends_where_it_holds_what_is_asked():
-    assert (frequencies(torch.zeros(1, 4), top_p=0.5) > 0).tolist() == [True, True, False, False]
-
-
-@pytest.mark.parametrize("temperature", [-0.1, float("inf"), float("nan")])
-def test_a_temperature_that_cannot_be_is_refused(temperature: float):
-    with pytest.raises(ValueError, match="temperature=.* must be at least 0 and finite"):
-        sample_next(LOGITS, temperature)
-    with pytest.raises(ValueError, match="temperature"):
-        random_llama().generate(torch.tensor([[1, 5]]), 2, temperature)
-
-
-def test_temperature_zero_is_argmax_and_draws_no_random_number():
-    state = torch.get_rng_state()
-    assert sample_next(LOGITS, temperature=0.0).tolist() == [[0]]
-    assert chooser(Sampling(temperature=0.0, top_k=3))(LOGITS, torch.tensor([[1]])).tolist() == [[0]]
+def test_temperature_zero_draws_no_random_number_and_one_seed_gives_one_text():
+    model, state = random_llama(), torch.get_rng_state()
+    model.generate(TOKENS, 5, temperature=0.0)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.parametrize("settings", [
-    {"temperature": -1.0}, {"temperature": math.nan}, {"temperature": math.inf}, {"top_k": 0}, {"top_p": 0.0},
-    {"top_p": 1.1}, {"epsilon": 1.0}, {"epsilon": -0.1}, {"min_p": -0.1}, {"min_p": 1.1}, {"min_p": math.nan},
-    {"repetition_penalty": 0.0}, {"repetition_penalty": -1.0}, {"repetition_penalty": math.inf},
-    {"repetition_penalty": math.nan},
-])  # fmt: skip
-def test_impossible_settings_are_refused(settings: dict):
-    with pytest.raises(ValueError, match=next(iter(settings))):
-        Sampling(**settings)
+    texts = []
+    for seed in (5, 5, 6):
+        torch.manual_seed(seed)
+        texts.append(model.generate(TOKENS, 20))
+    assert torch.equal(texts[0], texts[1]) and not torch.equal(texts[0], texts[2])
 
 
 def test_greedy_generation_is_the_argmax_of_each_forward_pass():
@@ -276,53 +232,3 @@ def test_generation_crops_to_max_seq_len():
     assert ids.shape == (1, 27) and torch.equal(ids[:, :7], TOKENS[:1])
     for end in range(8, 27):
         assert ids[0, end] == model(ids[:, max(0, end - 8) : end])[0].argmax()
-
-
-def test_one_seed_gives_one_text_and_a_generator_leaves_the_global_state_alone():
-    model = random_llama()
-    state = torch.get_rng_state()
-    one, two, other = (model.generate(TOKENS, 20, generator=torch.Generator().manual_seed(seed)) for seed in (5, 5, 6))
-    assert torch.equal(one, two) and not torch.equal(one, other)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-@torch.no_grad()
-def test_embed_and_encode_are_what_a_pass_is_made_of():
-    for attention in ("bidirectional", "causal"):
-        model, at = random_llama(attention=attention), torch.tensor([2, 5])
-        h = model.embed(TOKENS)
-        assert torch.equal(model.encode(h), model.hidden_states(TOKENS))
-        assert torch.equal(model.encode(h, at=at)[:, 0], model.hidden_state_at(TOKENS, at))
-        *_, last = model.layers
-        assert torch.equal(model.norm(last(model.layers[0](h))), model.encode(h))  # layers alone read whole texts
-
-
-def test_a_token_is_chosen_and_logits_are_computed_as_the_caller_says():
-    model, seen = random_llama(attention="causal"), []
-
-    def choose(logits: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
-        seen.append((logits.shape, idx.shape[1]))
-        return logits.argmin(-1, keepdim=True)
-
-    def negative(idx: torch.Tensor, cache: KVCache | None) -> torch.Tensor:
-        return -model.next_logits(idx, cache)
-
-    least = model.generate(TOKENS, 9, choose=choose)
-    assert seen == [((2, 300), length) for length in range(7, 16)]
-    assert torch.equal(model.generate(TOKENS, 9, temperature=0.0, next_logits=negative), least)
-    assert not torch.equal(model.generate(TOKENS, 9, temperature=0.0), least)
-
-
-def test_generation_stops_at_stop_ids_row_by_row():
-    model = random_llama()
-    free = model.generate(TOKENS, 30, temperature=0.0)
-    stop = free[0, 12].item()  # row 0 stops here at the latest; row 1 goes on unless it meets the same token
-    stopped = model.generate(TOKENS, 30, temperature=0.0, stop_ids=[stop])
-    for row in range(2):
-        new = free[row, 7:].tolist()
-        first = new.index(stop) if stop in new else len(new)
-        length = stopped.shape[1] - 7
-        expected = (new[: first + 1] + [stop] * length)[:length] if stop in new else new[:length]
-        # a bidirectional model sees the repeated stop ids of its own row only, so the other row is unaffected
-        assert stopped[row, 7:].tolist() == expected
-    assert model.generate(TOKENS[:1], 30, temperature=0.0, stop_ids=[stop]).shape[1] < 37

@@ -6,14 +6,17 @@ import torch
 from conftest import asset
 
 from grading import rotation
-from rope import apply_rotary_emb, frequencies, rope_table, rotate
+from rope import apply_rotary_emb, frequencies, rope_table
 
 
-def rotate_as_complex(x: torch.Tensor, theta: float, start: int = 0) -> torch.Tensor:
+def rotate_as_complex(
+    x: torch.Tensor, theta: float = 10000.0, start: int = 0, frequencies: torch.Tensor | None = None
+) -> torch.Tensor:
     """The same rotation in other words: pairs are complex numbers, multiplied by e^(i * angle). x: b s h d"""
     _, length, _, head_dim = x.shape
-    frequency = theta ** (-torch.arange(0, head_dim, 2).double() / head_dim)  # d/2
-    angle = torch.outer(torch.arange(start, start + length).double(), frequency)  # s d/2
+    if frequencies is None:
+        frequencies = theta ** (-torch.arange(0, head_dim, 2).double() / head_dim)  # d/2
+    angle = torch.outer(torch.arange(start, start + length).double().clamp(min=0), frequencies)  # s d/2
     pairs = torch.view_as_complex(x.double().unflatten(-1, (-1, 2)).contiguous())  # b s h d/2
     turned = pairs * torch.polar(torch.ones_like(angle), angle)[:, None, :]
     return torch.view_as_real(turned).flatten(-2)
@@ -36,31 +39,6 @@ def test_scores_depend_on_the_distance_alone():
     for distance in (0, 1, 7):
         diagonal = scores.diagonal(-distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-4, rtol=1e-4)
-
-
-def test_start_pos_continues_a_text():
-    query, key = torch.randn(2, 12, 4, 8), torch.randn(2, 12, 2, 8)
-    whole, _ = apply_rotary_emb(query, key, 8, 32)
-    tail, _ = apply_rotary_emb(query[:, 5:], key[:, 5:], 8, 32, start_pos=5)
-    assert torch.equal(whole[:, 5:], tail)
-
-
-def test_every_row_may_start_somewhere_else():
-    query, key = torch.randn(3, 4, 2, 8), torch.randn(3, 4, 1, 8)
-    starts = torch.tensor([0, 7, 20])  # the last row ends beyond max_seq_len
-    rotated_query, rotated_key = apply_rotary_emb(query, key, 8, 16, start_pos=starts)
-    for row, start in enumerate(starts.tolist()):
-        expected = apply_rotary_emb(query[row : row + 1], key[row : row + 1], 8, 16, start_pos=start)
-        assert torch.equal(rotated_query[row], expected[0][0]) and torch.equal(rotated_key[row], expected[1][0])
-
-
-def test_queries_may_begin_elsewhere_than_keys():
-    query, key = torch.randn(2, 1, 4, 8), torch.randn(2, 6, 2, 8)
-    starts = torch.tensor([2, 5])
-    rotated = apply_rotary_emb(query, key, 8, 16, 500.0, start_pos=3, query_start=starts)
-    expected = torch.cat([rotate_as_complex(query[[row]], 500.0, start) for row, start in enumerate(starts.tolist())])
-    torch.testing.assert_close(rotated[0].double(), expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(rotated[1].double(), rotate_as_complex(key, 500.0, 3), atol=1e-5, rtol=1e-5)
 
 
 def test_a_text_beyond_max_seq_len_is_rotated_all_the_same():
@@ -89,10 +67,10 @@ def test_scaled_angles_pair_by_pair():
     torch.testing.assert_close(frequencies(16, 500.0, scaling), torch.tensor(expected))
     assert kinds == {"same", "slowed", "mixed"}
     x = torch.randn(2, 5, 3, 16)  # b s h d
-    rows = rotate(x, 16, 32, 500.0, torch.tensor([3, 3]), scaling)
-    assert torch.equal(rows, rotate(x, 16, 32, 500.0, 3, scaling))
-    assert not torch.allclose(rows, rotate(x, 16, 32, 500.0, 3))
-    assert torch.equal(apply_rotary_emb(x, x, 16, 32, 500.0, start_pos=3, scaling=scaling)[1], rows)
+    turned = apply_rotary_emb(x, x, 16, 32, 500.0, scaling)[1]
+    expected = rotate_as_complex(x, frequencies=torch.tensor(expected).double())
+    torch.testing.assert_close(turned.double(), expected, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(turned, apply_rotary_emb(x, x, 16, 32, 500.0)[1])
 
 
 def test_half_precision_is_rotated_in_float32():
