@@ -132,7 +132,7 @@ def choose_update(device: torch.device) -> Choice:
 
 # ----------------------------------------------------------------------------------------- comparison with optimizer.py
 
-STEPS = 3
+STEPS, LATE = 4, 10**5  # that are compared: the last of them is a late one, because an edit may count steps
 
 
 def _sides() -> Comparison:
@@ -147,9 +147,11 @@ def _steps(
 ) -> list[torch.Tensor]:
     """Some steps of three parameters, one in a group of its own. values: 3 n, gradients: steps 3 n
 
-    The first has no gradient at first, and the second lies apart in memory, where the kernel computes nothing.
+    The first is a matrix without a gradient at first; the second lies apart in memory, where the kernel computes
+    nothing.
     """
-    parameters = [torch.nn.Parameter(row[::2] if place == 1 else row) for place, row in enumerate(values)]
+    shaped = (values[0][None], values[1][::2], values[2])  # an edit may treat matrices and vectors apart
+    parameters = [torch.nn.Parameter(each) for each in shaped]
     optimizer = kind([{"params": parameters[:2], **settings}, {"params": parameters[2:]}], lr=0.03)
 
     def closure() -> torch.Tensor:
@@ -158,8 +160,10 @@ def _steps(
     losses = []
     for step, rows in enumerate(gradients):
         for place, parameter in enumerate(parameters):
-            gradient = rows[place, : len(parameter)].clone()
+            gradient = rows[place, : parameter.numel()].clone().view(parameter.shape)
             parameter.grad = None if step == 0 and place == 0 else gradient
+            if step == STEPS - 1:
+                optimizer.state[parameter]["step"] += LATE
         loss = optimizer.step(closure) if step == 1 else optimizer.step()
         losses += [] if loss is None else [loss]
     states = [optimizer.state[parameter] for parameter in parameters]
