@@ -11,7 +11,7 @@ import torch
 from conftest import ROOT, asset
 
 from grading import adamw, questions
-from optimizer import CACHE_PIECE, AdamW
+from optimizer import AdamW
 
 
 def slow_adamw(
@@ -42,7 +42,7 @@ def run(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, gradien
 
 
 SHAPES = {  # of what is drawn, and how a parameter and a gradient lie in it
-    "beyond one piece": ((CACHE_PIECE + 7,), torch.clone, torch.clone),
+    "a long vector": ((16391,), torch.clone, torch.clone),
     "a transposed parameter": ((7, 7), torch.t, torch.clone),
     "a transposed gradient": ((7, 7), torch.clone, torch.t),
     "every second column": ((7, 62), lambda whole: whole[:, ::2], lambda whole: whole[:, 1::2]),
@@ -170,20 +170,40 @@ def test_a_closure_is_called_with_gradients_and_its_loss_returned():
     assert AdamW([parameter]).step() is None
 
 
-def test_a_sparse_gradient_is_refused_before_anything_moves():
-    dense = torch.nn.Parameter(torch.ones(3))
+def test_a_sparse_gradient_is_refused_and_its_parameter_stays():
     table = torch.nn.Embedding(4, 2, sparse=True)
-    optimizer = AdamW([dense, *table.parameters()])
-    dense.grad = torch.ones(3)
+    optimizer, before = AdamW(table.parameters()), table.weight.detach().clone()
     table(torch.tensor([1])).sum().backward()
     with pytest.raises(RuntimeError, match="SparseAdam"):
         optimizer.step()
-    assert torch.equal(dense, torch.ones(3))
+    assert torch.equal(table.weight, before) and not optimizer.state
+
+
+def test_long_gradients_of_a_group_are_made_as_long_as_asked():
+    """Of each group by itself, and together; in the place of clipping by hand."""
+    (clipped, by_hand), draw = (
+        ([torch.nn.Parameter(torch.ones(n)) for n in (3, 5, 4)] for _ in range(2)),
+        (torch.Generator().manual_seed(0)),
+    )
+    groups = [{"params": clipped[:2], "max_grad_norm": 0.5}, {"params": clipped[2:]}]
+    optimizers = AdamW(groups, lr=0.1, eps=0.1), AdamW(by_hand, lr=0.1, eps=0.1)
+    for scale in (10.0, 0.01):  # longer, and shorter
+        for one, other in zip(clipped, by_hand, strict=True):
+            one.grad = torch.randn(one.shape, generator=draw) * scale
+            other.grad = one.grad.clone()
+        length = math.sqrt(sum(p.grad.double().square().sum() for p in by_hand[:2]))
+        for p in by_hand[:2]:
+            p.grad *= min(1.0, 0.5 / length)
+        for optimizer in optimizers:
+            optimizer.step()
+        for one, other in zip(clipped, by_hand, strict=True):
+            torch.testing.assert_close(one, other)
+            torch.testing.assert_close(one.grad, other.grad)
 
 
 @pytest.mark.parametrize(("name", "value"), [
     ("lr", -1e-3), ("lr", math.nan), ("lr", math.inf), ("betas", (-0.1, 0.9)), ("betas", (0.9, 1.0)), ("eps", -1e-8),
-    ("weight_decay", -0.1),
+    ("weight_decay", -0.1), ("max_grad_norm", 0.0), ("max_grad_norm", math.inf), ("max_grad_norm", math.nan),
 ])  # fmt: skip
 def test_bad_hyper_parameters_are_refused(name: str, value: object):
     with pytest.raises(ValueError, match=name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from test_optimizer import GROUPS, SHAPES, STEPS, TAKEN, slow_adamw
 
 import engine.equivalence
+import optimizer as optimizer_module
 from engine.runs import update_fast
 from fast import accelerate_optimizer
 from fast.adamw import FusedAdamW, choose_update
@@ -99,45 +101,123 @@ def test_state_goes_back_and_forth_between_the_kernel_and_the_class():
         torch.testing.assert_close(mine, other, atol=9 * 1.5e-6, rtol=0)
 
 
-def rule(alter: str) -> Callable[..., None]:
-    """The update with one line edited, as a student would."""
+DECAY = """                if decay > 0.0:  # not a product with 1 - decay: float32 would lose most digits of 1e-7
+                    p.sub_(p, alpha=decay)
+"""
+RULES = {  # lines of AdamW.step that a student edits: what stands there, and what then does
+    "decays first": (
+        (DECAY, ""),
+        ("                state = self.state[p]\n", f"{DECAY}                state = self.state[p]\n"),
+    ),
+    "eps inside": (('state["v"].sqrt().add_(group["eps"])', 'state["v"].add(group["eps"]).sqrt()'),),
+    "signs": (('addcdiv_(state["m"], ', 'addcdiv_(state["m"].sign(), '),),
+    "decay by alpha": (("p.sub_(p, alpha=decay)", 'p.sub_(p, alpha=alpha * group["weight_decay"])'),),
+    "no decay of vectors": (("if decay > 0.0:", "if decay > 0.0 and p.dim() > 1:"),),
+    "matrices move more slowly": (("value=-alpha)", "value=-alpha / p.dim())"),),
+    "one parameter stays": (('for p in group["params"]:', 'for p in group["params"][1:]:'),),
+    "a state of 2": (("step=0", "step=1"),),
+    "no bias correction of v": (('math.sqrt(1 - beta2 ** state["step"])', "1.0"),),
+    "clips each number": (("clip_grad_norm_(", "clip_grad_value_("),),
+    "clips all": (('if group.get("max_grad_norm") is not None:', "if True:"), ('group["max_grad_norm"])', "0.1)")),
+    "from a step on": (("value=-alpha)", 'value=-alpha if state["step"] < 3 else -0.5 * alpha)'),),
+}
 
-    def update(ps: list, gs: list, ms: list, vs: list, alpha: float, group: dict) -> None:
-        beta1, beta2 = group["betas"]
-        lr, eps, decay = group["lr"], group["eps"], group["weight_decay"]
-        for p, g, m, v in zip(ps, gs, ms, vs, strict=True):
-            if alter == "decays first":
-                p.mul_(1 - lr * decay)
-            m.mul_(beta1).add_(g, alpha=1 - beta1)
-            v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-            root = (v + eps).sqrt() if alter == "eps inside" else v.sqrt() + eps
-            p.sub_(alpha * (m.sign() if alter == "signs" else m / root))
-            if alter != "decays first":
-                p.sub_((alpha if alter == "decay by alpha" else lr) * decay * p)
 
-    return update
+LATER = (("value=-alpha)", 'value=-alpha if state["step"] < 10_000 else -0.5 * alpha)'),)
 
 
-RULES = ("decays first", "eps inside", "signs", "decay by alpha")
+def edited_step(edits: tuple[tuple[str, str], ...]) -> Callable:
+    code = inspect.getsource(optimizer_module)
+    for before, after in edits:
+        assert code.count(before) == 1, before
+        code = code.replace(before, after)
+    names: dict = {"__name__": "edited"}
+    exec(compile(code, "edited optimizer.py", "exec"), names)
+    return names["AdamW"].step
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("alter", RULES)
-def test_an_edited_update_is_what_is_computed(
+def test_an_edited_step_is_what_is_computed(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, alter: str, when: str
 ):
-    settings = {"lr": 0.1, "weight_decay": 0.5, "eps": 1e-3}
-    optimizer = AdamW(parameters(), **settings)
+    settings = {"lr": 0.1, "weight_decay": 0.5, "eps": 1e-3, "max_grad_norm": 3.0}
+    optimizer, unedited = AdamW(parameters(), **settings), train(AdamW(parameters(), **settings))
     if when == "after":
         accelerate_optimizer(optimizer)
-    monkeypatch.setattr(AdamW, "_update", staticmethod(rule(alter)))
-    if when == "before":
-        accelerate_optimizer(optimizer)
-    expected = train(AdamW(parameters(), **settings))
-    assert all(map(torch.equal, train(optimizer), expected))
-    lines = capfd.readouterr().err.splitlines()
-    assert len(lines) == 1 and lines[0].startswith("note: AdamW._update is computed as it is written")
-    assert choose_update(CPU).kernel == "plain"
+        assert type(optimizer) is FusedAdamW
+    with monkeypatch.context() as patch:
+        patch.setattr(AdamW, "step", edited_step(RULES[alter]))
+        if when == "before":
+            accelerate_optimizer(optimizer)
+        expected = train(AdamW(parameters(), **settings))
+        assert all(map(torch.equal, train(optimizer), expected)) and not all(map(torch.equal, expected, unedited))
+        lines = capfd.readouterr().err.splitlines()
+        assert len(lines) == 1 and lines[0].startswith("note: AdamW.step is computed as it is written")
+        assert choose_update(CPU).kernel == "plain"
+    assert choose_update(CPU).kernel == "fused"
+
+
+def test_an_edit_of_late_steps_is_noticed_before_they_come(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(AdamW, "step", edited_step(LATER))
+    assert "differ" in choose_update(CPU).reason
+
+
+def test_an_edit_that_changes_nothing_keeps_the_kernel(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, calls: list
+):
+    same = (('state["m"].lerp_(p.grad, 1 - beta1)', 'state["m"].mul_(beta1).add_(p.grad, alpha=1 - beta1)'),)
+    monkeypatch.setattr(AdamW, "step", edited_step(same))
+    optimizer = accelerated(AdamW(parameters(), lr=0.01))
+    calls.clear()
+    train(optimizer)
+    assert calls and capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("length", [0.5, 1e6])
+def test_the_kernel_clips_as_the_class_does(calls: list, length: float):
+    results = []
+    for make in (AdamW, lambda *args, **settings: accelerated(AdamW(*args, **settings))):
+        trained = parameters()
+        groups = [{"params": trained[:2], "max_grad_norm": length}, {"params": trained[2:]}]
+        optimizer = make(groups, lr=0.01, eps=0.1)
+        calls.clear()
+        results.append([*train(optimizer), *(p.grad for p in trained if p.grad is not None)])
+    assert calls
+    for mine, other in zip(*results, strict=True):  # 4 steps, rounded as above
+        torch.testing.assert_close(mine, other, atol=4 * 1.5e-6, rtol=0)
+
+
+def test_the_kernel_takes_a_closure_and_refuses_sparse_gradients(calls: list):
+    parameter = torch.nn.Parameter(torch.tensor([3.0]))
+    optimizer = accelerated(AdamW([parameter], lr=0.1))
+    calls.clear()
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        (loss := (parameter**2).sum()).backward()
+        return loss
+
+    with torch.no_grad():
+        assert optimizer.step(closure).item() == 9.0 and optimizer.step(closure=closure).item() < 9.0
+    assert len(calls) == 2 and optimizer.step() is None
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    before = table.weight.detach().clone()
+    with pytest.raises(RuntimeError, match="SparseAdam"):
+        accelerated(AdamW(table.parameters())).step()
+    assert torch.equal(table.weight, before)
+
+
+@pytest.mark.parametrize("alter", [None, "signs"])
+def test_hooks_of_a_step_run_once(monkeypatch: pytest.MonkeyPatch, alter: str | None):
+    optimizer, seen = accelerated(AdamW(parameters(), lr=0.01)), []
+    optimizer.register_step_pre_hook(lambda *args: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *args: seen.append("after"))
+    if alter:
+        monkeypatch.setattr(AdamW, "step", edited_step(RULES[alter]))
+    train(optimizer, range(2))
+    assert seen == ["before", "after"] * 2
 
 
 class OwnStep(AdamW):
@@ -162,30 +242,20 @@ def test_other_optimizers_stay_what_they_are(calls: list, capfd: pytest.CaptureF
     assert line.startswith("note: ") and named in line
 
 
-def test_an_own_step_without_an_update_is_computed(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):
-    monkeypatch.delattr(AdamW, "_update")
+def test_an_edited_step_may_compute_nothing(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):
     monkeypatch.setattr(AdamW, "step", lambda self: None)
     optimizer = accelerated(AdamW(parameters(), lr=0.01))
-    assert all(map(torch.equal, train(optimizer), parameters()))
-    assert "it has no _update" in capfd.readouterr().err
+    assert all(map(torch.equal, train(optimizer), parameters())) and type(optimizer) is AdamW
+    assert "AdamW.step is computed as it is written" in capfd.readouterr().err
 
 
-def test_an_update_may_take_other_inputs(monkeypatch: pytest.MonkeyPatch):
+def test_an_edited_step_may_take_other_inputs(monkeypatch: pytest.MonkeyPatch):
     optimizer = accelerated(AdamW(parameters(), lr=0.01))
     taken: list[tuple] = []
-    monkeypatch.setattr(AdamW, "step", lambda self: self._update(1, 2.0, {}, "v", 5, 6))
-    monkeypatch.setattr(AdamW, "_update", staticmethod(lambda *inputs: taken.append(inputs)))
-    train(optimizer, range(1))
-    assert taken[-1] == (1, 2.0, {}, "v", 5, 6)
-
-
-def test_an_edited_step_keeps_the_kernel(monkeypatch: pytest.MonkeyPatch, calls: list):
-    pieces = AdamW._pieces
-    monkeypatch.setattr(AdamW, "_pieces", lambda self, some: list(pieces(self, some))[1:])
-    optimizer = accelerated(AdamW(parameters(), lr=0.01))
-    calls.clear()
-    first, *others = train(optimizer)
-    assert torch.equal(first, parameters()[0]) and not torch.equal(others[1], parameters()[2]) and calls
+    monkeypatch.setattr(AdamW, "step", lambda self, *inputs, **named: taken.append((inputs, named)) or 7)
+    assert [optimizer.step(None, 2.0), optimizer.step(scale=3.0), optimizer.step()] == [7, 7, 7]
+    asked = ((None, 2.0), {}), ((), {"scale": 3.0}), ((), {})  # and what the comparison asks
+    assert all(each in taken for each in asked) and taken[-1] == asked[-1]
 
 
 def test_pytorch_counts_what_the_kernel_writes():
