@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from advanced.added import AddingMethod, context_among
+from advanced.added import AddingMethod
 from engine.methods import pretrained_of
 
 
@@ -72,9 +72,9 @@ class Adapter(AddingMethod):
     def add(
         self, sublayer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: torch.Tensor
     ) -> torch.Tensor:
-        """inputs: x, b s D, and perhaps a context; output: h, b s D or b 1 D -> the same"""
+        """inputs: x, b s D; output: h, b s D or b 1 D -> the same"""
         x = output
         if self.form == "parallel":
-            context = context_among(inputs, named)  # the last layer's attention computes only the positions it names
+            context = getattr(sublayer, "context", None)  # attention may compute only the positions that it names
             x = inputs[0] if context is None else context.queries(inputs[0])
         return output + sublayer.adapter(x).to(output.dtype)
