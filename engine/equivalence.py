@@ -121,7 +121,7 @@ def _short(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _in_private() -> Iterator[None]:
-    """Print nothing, keep the random state, and compute without autocast, with gradients.
+    """Print nothing, keep the random state, and compute on the CPU without autocast, with gradients.
 
     On one thread: small inputs gain nothing from more, which on a busy machine wait for one another.
     """
@@ -133,6 +133,7 @@ def _in_private() -> Iterator[None]:
         torch.inference_mode(False),
         torch.enable_grad(),
         torch.autocast("cpu", enabled=False),
+        torch.device("cpu"),  # whatever the caller makes its models on
     ):
         torch.set_num_threads(1)
         torch.default_generator.manual_seed(0)  # the same cases in every process, so that luck decides nothing
