@@ -38,14 +38,13 @@ def accuracies(printed: str) -> list[str]:
 
 
 def poison_weights(monkeypatch: pytest.MonkeyPatch, at_step: int) -> None:
-    """AdamW that leaves NaN behind at one step, as a diverging run does."""
+    """AdamW that leaves NaN behind at one of its steps, as a diverging run does."""
     step = optimizer.AdamW.step
-    done = []
 
     def poisoned(self: optimizer.AdamW, *args: object, **kwargs: object) -> object:
         result = step(self, *args, **kwargs)
-        done.append(1)
-        if len(done) == at_step:
+        self.steps_done = getattr(self, "steps_done", 0) + 1
+        if self.steps_done == at_step:
             self.param_groups[0]["params"][-1].data.fill_(float("nan"))
         return result
 

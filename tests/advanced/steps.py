@@ -15,6 +15,7 @@ from torch import nn
 from engine.methods import Method, RandomState, Step, prepare
 from engine.processes import LocalBatch
 from engine.tasks import CLASSIFICATION, Task
+from llama import Llama
 
 
 def prepared(model: nn.Module, *methods: Method) -> nn.Module:
@@ -72,6 +73,19 @@ def move(model: nn.Module, size: float = 0.05, seed: int = 1, names: Sequence[st
         for name, parameter in model.named_parameters():
             if not names or name in names:
                 parameter += size * torch.randn(parameter.shape, generator=generator).to(parameter)
+
+
+def passes_through(llama: Llama) -> list[tuple[int, int, int]]:
+    """Of every later pass through the layers: rows, positions, and the largest position at which a row begins."""
+    passes: list[tuple[int, int, int]] = []
+
+    def note(layer: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        context = getattr(layer.attention, "context", None)
+        start = 0 if context is None else int(torch.as_tensor(context.start).max())
+        passes.append((*inputs[0].shape[:2], start))
+
+    llama.layers[0].register_forward_pre_hook(note)
+    return passes
 
 
 def two_processes_as_one(folder: Path, flags: Sequence[object]) -> subprocess.CompletedProcess:

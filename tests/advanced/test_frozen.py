@@ -24,14 +24,19 @@ from advanced.lora import LoRA
 from advanced.padding_mask import PaddingMask
 from advanced.prefix import Prefix, keys_and_values
 from advanced.table import MATRICES
-from base_llama import AttentionContext, KVCache, causal_mask
+from base_llama import causal_mask
 from classifier import LlamaEmbeddingClassifier
 from config import LlamaConfig
 from engine import saved
+from engine.cache import KVCache
+from engine.context import AttentionContext, ContextAttention, sharing
+from engine.decoding import Decoder
 from engine.methods import Method, prepare
+from engine.passes import embed, hidden_states
 from engine.weights import load_pretrained
 from fast import accelerate, decoder
-from fast.attention import FusedAttention
+from fast.attention import FusedContextAttention
+from fast.last_position import hidden_state_at
 from llama import Attention, Llama
 from rope import apply_rotary_emb
 from tokenizer import Tokenizer
@@ -78,7 +83,6 @@ def test_an_adapter_computes_the_formula(form: str, attention: str):
     """Layer by layer from the paper's table, row by row, position by position."""
     model = prepared(Adapter(width=3, form=form, scale=2.5, places="attention+feed_forward"), attention)
     base = classifier(attention=attention)
-    context = AttentionContext.of_text(5, attention == "causal", TOKENS.device)
 
     def adapted(adapter: nn.Module, plain: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
         outputs = plain.clone()
@@ -90,18 +94,18 @@ def test_an_adapter_computes_the_formula(form: str, attention: str):
         return outputs
 
     with torch.no_grad():
-        h = base.llama.embed(TOKENS)
+        h = embed(base.llama, TOKENS)
         for plain, mine in zip(base.llama.layers, model.llama.layers, strict=True):
             read = plain.attention_norm(h)
-            h = h + adapted(mine.attention.adapter, plain.attention(read, context), read)
+            h = h + adapted(mine.attention.adapter, plain.attention(read), read)
             read = plain.ffn_norm(h)
             h = h + adapted(mine.feed_forward.adapter, plain.feed_forward(read), read)
         expected = base.llama.norm(h)
-        torch.testing.assert_close(model.llama.hidden_states(TOKENS), expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(model.llama(TOKENS)[1], expected, atol=1e-4, rtol=1e-4)
         at = torch.tensor([4, 1, 2])
-        one = model.llama.hidden_state_at(TOKENS, at)  # the last layer's attention gives one position of each row
+        one = hidden_state_at(model.llama, TOKENS, at)  # the last layer's attention gives one position of each row
         torch.testing.assert_close(one, expected[torch.arange(3), at], atol=1e-4, rtol=1e-4)
-        assert not torch.allclose(expected, base.llama.hidden_states(TOKENS), atol=0.1)
+        assert not torch.allclose(expected, base.llama(TOKENS)[1], atol=0.1)
 
 
 def test_dropout_is_where_the_formulas_have_it():
@@ -125,9 +129,10 @@ def test_dropout_is_where_the_formulas_have_it():
 def test_an_adapter_finds_its_input_however_the_attention_is_called():
     model = prepared(Adapter(width=3, places="attention"))
     layer, x, at = model.llama.layers[1].attention, torch.randn(3, 5, 32), torch.tensor([4, 1, 2])
-    context = AttentionContext().queried_at(at)
-    torch.testing.assert_close(layer(x, context=context), layer(x, context), atol=0, rtol=0)
-    torch.testing.assert_close(layer(x)[torch.arange(3), at], layer(x, context)[:, 0])
+    told = sharing(layer, ContextAttention)
+    torch.testing.assert_close(told(x), layer(x))
+    told.context = AttentionContext().queried_at(at)
+    torch.testing.assert_close(told(x)[:, 0], layer(x)[torch.arange(3), at])
 
 
 def test_an_adapter_begins_as_nothing_and_trains_both_projections():
@@ -158,7 +163,7 @@ def gated(attention: Attention, x: torch.Tensor, sees: torch.Tensor, row: int, q
         group = head // attention.n_rep
         linears = (attention.compute_query, attention.compute_key)
         heads = (linear(x).unflatten(-1, (-1, attention.head_dim)) for linear in linears)  # b s h d, b t g d
-        queries, keys = apply_rotary_emb(*heads, attention.head_dim, attention.max_seq_len, attention.rope_theta)
+        queries, keys = apply_rotary_emb(*heads, attention.head_dim, attention.max_seq_len, *attention.rope)
         q, keys = queries[row, query, head], keys[row, :, group]  # d, t d
         values = attention.compute_value(x).unflatten(-1, (attention.n_kv_heads, attention.head_dim))[row, :, group]
         scores = [math.exp(q @ key / math.sqrt(attention.head_dim)) for key in keys[sees]]
@@ -187,12 +192,14 @@ def test_a_prefix_is_a_gate_between_the_text_and_itself(kind: str):
                 expected[row, query, head] = gated(attention, x, sees, row, query, head)
     with torch.no_grad():
         expected = attention.compute_output(expected.flatten(-2))
-        torch.testing.assert_close(attention(x, context), expected, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(attention(x, context=context), expected, atol=1e-5, rtol=1e-4)
+        told = sharing(attention, type(attention))
+        told.context = context
+        torch.testing.assert_close(told(x), expected, atol=1e-5, rtol=1e-4)
         if kind != "padded":
             torch.testing.assert_close(attention(x), expected, atol=1e-5, rtol=1e-4)
         at = torch.tensor([3, 1])
-        one = attention(x, context.queried_at(at))[:, 0]
+        told.context = context.queried_at(at)
+        one = told(x)[:, 0]
         torch.testing.assert_close(one, expected[torch.arange(2), at], atol=1e-5, rtol=1e-4)
 
 
@@ -206,8 +213,8 @@ def test_a_prefix_of_words_is_these_words_before_a_causal_text():
     for layer, (key, value) in zip(model.layers, keys_and_values(plain, words), strict=True):
         assert torch.equal(layer.attention.prefix_key, key) and torch.equal(layer.attention.prefix_value, value)
     with torch.no_grad():
-        together = plain.hidden_states(torch.cat((words.expand(3, -1), TOKENS), dim=1))[:, 4:]
-        behind = model.encode(model.embed(TOKENS), AttentionContext(start=4, mask=causal_mask(5, 5)))
+        together = plain(torch.cat((words.expand(3, -1), TOKENS), dim=1))[1][:, 4:]
+        behind = hidden_states(model, TOKENS, AttentionContext(start=4, mask=causal_mask(5)))
     torch.testing.assert_close(behind, together, atol=1e-5, rtol=1e-4)
 
 
@@ -229,19 +236,19 @@ def test_the_words_of_a_prefix_see_one_another_as_those_of_a_text_do(attention: 
 def test_a_prefix_stands_before_what_a_cache_holds(kernels: str):
     llama = prepared(Prefix(3), "causal", std=1.0).llama
     base = random_llama(attention="causal")
-    texts, generator = torch.tensor([[1, 9, 40], [1, 77, 5]]), llama
+    texts, generator = torch.tensor([[1, 9, 40], [1, 77, 5]]), Decoder(llama)
     if kernels == "fast":
         accelerate(llama)
         generator = decoder(llama, tokens=8)
-    expected = llama.generate(texts, 8, temperature=0.0, use_cache=False)
+    expected = llama.generate(texts, 8, temperature=0.0)
     assert torch.equal(generator.generate(texts, 8, temperature=0.0), expected)
     assert not torch.equal(base.generate(texts, 8, temperature=0.0), expected)
     padded = torch.tensor([[3, 3, 1, 9, 40], [1, 5, 8, 77, 5]])
     rows = generator.generate(padded, 6, temperature=0.0, pad=torch.tensor([2, 0]))
-    assert torch.equal(rows[:1, 2:], llama.generate(padded[:1, 2:], 6, temperature=0.0, use_cache=False))
+    assert torch.equal(rows[:1, 2:], llama.generate(padded[:1, 2:], 6, temperature=0.0))
     cache = KVCache(llama, 1, 5)
     with torch.no_grad():
-        parts = [llama(padded[1:, part], cache=cache)[1] for part in (slice(0, 3), slice(3, 5))]
+        parts = [cache.read(padded[1:, part])[1] for part in (slice(0, 3), slice(3, 5))]
         torch.testing.assert_close(torch.cat(parts, dim=1), llama(padded[1:])[1], atol=1e-5, rtol=1e-4)
 
 
@@ -250,7 +257,7 @@ def test_a_prefix_stands_before_what_a_cache_holds(kernels: str):
 def test_kernels_compute_a_prefix(attention: str, precision: str, monkeypatch: pytest.MonkeyPatch):
     plain, fast = (prepared(Prefix(3), attention, std=1.0) for _ in range(2))
     accelerate(fast, precision, generates=False)
-    assert type(fast.llama.layers[0].attention) is FusedAttention
+    assert type(fast.llama.layers[0].attention) is FusedContextAttention
     with torch.no_grad():
         asked = []
         fused = nn.functional.scaled_dot_product_attention

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import SENTENCES, random_llama
-from steps import two_processes_as_one
+from steps import passes_through, two_processes_as_one
 from test_methods import ADVANCED
 from test_prompt_finetune import nats, normalised
 from test_zero_shot import outputs_of
@@ -100,13 +100,12 @@ def test_it_scores_one_long_text(llama: Llama, tiny_tokenizer: Path, scoring: st
     assert not torch.allclose(outputs_of(model, tokenizer, ASKED), without, atol=1e-2)
 
 
-def test_the_demonstrations_are_read_once(llama: Llama, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
-    passes, encode = [], Llama.encode
-    monkeypatch.setattr(Llama, "encode", lambda self, h, *more: passes.append(h.shape[:2]) or encode(self, h, *more))
+def test_the_demonstrations_are_read_once(llama: Llama, tokenizer: Tokenizer):
+    passes = passes_through(llama)
     model = head(llama, tokenizer)
     outputs_of(model, tokenizer, SENTENCES, batch_size=5)
-    shown = (1, 1 + len(model.shown))
-    assert passes.count(shown) == 1 and all(length < shown[1] for _, length in passes if (_, length) != shown)
+    shown = (1, 1 + len(model.shown), 0)
+    assert passes.count(shown) == 1 and all(each[1] < shown[1] for each in passes if each != shown)
     assert len(passes) == 1 + 2 * 2  # the texts and the words behind them, in two batches
 
 
@@ -125,24 +124,15 @@ def test_the_draw_is_balanced_and_of_the_seed():
 
 
 @SCORINGS
-def test_long_demonstrations_are_cut_and_the_question_never(
-    tokenizer: Tokenizer, scoring: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_long_demonstrations_are_cut_and_the_question_never(tokenizer: Tokenizer, scoring: str):
     llama = random_llama(attention="causal", max_seq_len=200)
     model = head(llama, tokenizer, scoring=scoring, template="" if scoring == "channel" else "It was")
     said = r"in-context: 4 shots of \d+ tokens together; [1-4] of them have .* cut to \d+ tokens"
     assert re.fullmatch(said, model.remark)
-    longest = []
-    encode = Llama.encode
-    monkeypatch.setattr(
-        Llama, "encode",
-        lambda self, h, context=None, at=None: longest.append(
-            h.shape[1] + int(torch.as_tensor(0 if context is None else context.start).max())
-        ) or encode(self, h, context, at),
-    )  # fmt: skip
+    passes = passes_through(llama)
     long = " ".join(SENTENCES * 3)
     outputs = outputs_of(model, tokenizer, [long, SENTENCES[0]])
-    assert max(longest) == 200 and outputs.isfinite().all()
+    assert max(length + start for _, length, start in passes) == 200 and outputs.isfinite().all()
     kept = max(len(ids) for ids in tokenizer.encode_batch(list(SENTENCES), bos=False, eos=False))
     assert model.own_room + 1 + len(model.shown) <= 200 - min(kept, 60)
     with pytest.raises(UserError, match="shots=10 take .* positions without their sentences; name fewer"):

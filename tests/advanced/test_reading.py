@@ -47,7 +47,7 @@ def read(model: nn.Module, token_ids: torch.Tensor = TOKENS) -> torch.Tensor:
 @torch.no_grad()
 def states(llama: Llama, ids: list[int]) -> torch.Tensor:
     """Of one text without padding, by the base. Returns s D"""
-    return llama.hidden_states(torch.tensor([ids]))[0]
+    return llama(torch.tensor([ids]))[1][0]
 
 
 def rows() -> list[list[int]]:
@@ -160,7 +160,7 @@ def test_pooling_is_the_formula_over_real_tokens(kind: str, attention: str):
         query = nn.init.normal_(model.read.query).detach()
     for row, length in enumerate(LENGTHS):
         with torch.no_grad():
-            seen = model.llama.hidden_states(TOKENS)[row, :length]  # t D: padding is seen, and is not read
+            seen = model.llama(TOKENS)[1][row, :length]  # t D: padding is seen, and is not read
         weights = {"mean": [1 / length] * length, "last": [0.0] * (length - 1) + [1.0]}.get(kind)
         if kind == "attention":
             powers = [torch.exp((state @ query) / 32**0.5).item() for state in seen]
@@ -254,7 +254,7 @@ def test_a_classifier_that_does_not_ask_is_refused_when_it_has_computed(name: st
 
 def test_a_classifier_with_its_own_reading_is_refused():
     model = classifier()
-    model.read = lambda llama, token_ids, pad_id: llama.hidden_states(token_ids)[:, 0]
+    model.read = lambda llama, token_ids, pad_id: llama(token_ids)[1][:, 0]
     with pytest.raises(UserError, match="reads a text in its own way"):
         Pooling().prepare(model)
     del model.read

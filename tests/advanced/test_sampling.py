@@ -9,9 +9,8 @@ import torch
 from conftest import choosing, random_llama
 
 import engine.sampling
-import llama
-from engine.sampling import penalize_repeats, truncate
-from llama import sample_next
+from engine.decoding import continue_texts
+from engine.sampling import penalize_repeats, sample_next, truncate
 from utils import UserError
 
 TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33], [1, 45, 8, 260, 3, 3, 3]])
@@ -76,7 +75,7 @@ def test_a_repetition_penalty_comes_before_temperature():
 
     def draw(rows: int, temperature: float, **settings) -> torch.Tensor:
         how = dict(choose=choosing(temperature, **settings), next_logits=lambda idx, cache: LOGITS.expand(rows, -1))
-        return model.generate(idx.expand(rows, -1), 1, **how)[:, -1]
+        return continue_texts(model, idx.expand(rows, -1), 1, **how)[:, -1]
 
     assert draw(1, 0.0, repetition_penalty=1.6).tolist() == [4]
     assert draw(1, 0.0, repetition_penalty=1.2).tolist() == [0]
@@ -90,10 +89,10 @@ def test_a_repetition_penalty_comes_before_temperature():
 
 
 @pytest.mark.parametrize("settings", [{}, {"top_k": 4}, {"top_p": 0.9, "min_p": 0.01}, {"repetition_penalty": 1.3}])
-def test_whatever_is_dropped_before_the_token_is_chosen_by_llama_py(monkeypatch: pytest.MonkeyPatch, settings: dict):
-    """An edit of `sample_next` counts with every flag."""
-    monkeypatch.setattr(llama, "sample_next", lambda logits, temperature, generator: logits.topk(2).indices[:, 1:])
-    monkeypatch.setattr(engine.sampling, "sample_next", llama.sample_next)
+def test_whatever_is_dropped_before_the_token_is_chosen_by_sample_next(monkeypatch: pytest.MonkeyPatch, settings: dict):
+    """A change of `sample_next` counts with every flag."""
+    second = lambda logits, temperature, generator: logits.topk(2).indices[:, 1:]  # noqa: E731
+    monkeypatch.setattr(engine.sampling, "sample_next", second)
     assert choosing(0.7, **settings)(LOGITS, torch.tensor([[3]])).tolist() == [[4]]
 
 
@@ -114,8 +113,8 @@ def test_a_text_is_generated_with_a_repetition_penalty_row_by_row():
     likely = model.generate(torch.tensor([[1, 80, 7]]), 4, 0.0)[:, 3:]  # padding that must not be penalized
     idx = torch.cat((TOKENS[:1], torch.cat((likely, torch.tensor([[1, 80, 7]])), dim=1)))
     pad = torch.tensor([0, 4])
-    together = model.generate(idx, 20, 0.0, pad=pad, choose=choosing(0.0, pad=pad, repetition_penalty=1.5))
-    free = model.generate(idx, 20, 0.0, pad=pad)
+    together = continue_texts(model, idx, 20, 0.0, pad=pad, choose=choosing(0.0, pad=pad, repetition_penalty=1.5))
+    free = continue_texts(model, idx, 20, 0.0, pad=pad)
     assert not torch.equal(together, free)
     for row, length in enumerate(lengths):
         ids = idx[row, -length:].tolist()
@@ -140,7 +139,7 @@ def test_rows_are_continued_as_the_caller_says(attention: str, max_seq_len: int,
         texts[:] = [[*texts[row], token] for row, token in zip(rows, tokens, strict=True)]
         return torch.tensor(tokens)[:, None], torch.tensor(rows)
 
-    assert model.generate(TOKENS[:, :5], 12, choose=choose, use_cache=use_cache).tolist() == texts
+    assert continue_texts(model, TOKENS[:, :5], 12, choose=choose, use_cache=use_cache).tolist() == texts
     assert [len(idx) for idx, _ in seen] == [2] + [4] * 11
     for idx, logits in seen:
         with torch.inference_mode():
@@ -156,5 +155,5 @@ def test_rows_that_stopped_stay_so_wherever_they_go():
         second = 9 if len(steps) == 2 else 40 + len(steps)
         return torch.tensor([[20 + len(steps)], [second]]), torch.tensor([1, 0])
 
-    text = random_llama(attention="causal").generate(TOKENS, 5, choose=choose, stop_ids=[9])
+    text = continue_texts(random_llama(attention="causal"), TOKENS, 5, choose=choose, stop_ids=[9])
     assert text[:, 7:].tolist() == [[21, 9, 9, 9, 9], [41, 22, 43, 24, 45]]

@@ -39,7 +39,10 @@ def moved_by_hand(model: nn.Module, tokens: torch.Tensor, perturbation: torch.Te
     llama = model.llama
     looked_up = F.embedding(tokens, llama.tok_embeddings.weight)  # b s D
     size = looked_up.detach().pow(2).mean(-1, keepdim=True).sqrt()
-    hidden = llama.encode(looked_up + size * perturbation)
+    hidden = llama.dropout(looked_up + size * perturbation)
+    for layer in llama.layers:
+        hidden = layer(hidden)
+    hidden = llama.norm(hidden)
     last = (~IS_PAD).sum(1) - 1 if llama.config.is_causal else torch.full((3,), tokens.shape[1] - 1)
     return model.classifier_head(hidden[torch.arange(3), last]).log_softmax(-1)
 

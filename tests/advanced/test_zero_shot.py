@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import SENTENCES, asset, random_llama
-from steps import two_processes_as_one
+from steps import passes_through, two_processes_as_one
 from test_methods import ADVANCED
 from test_prompt_finetune import NAMES, ids_of, nats, normalised, slowly
 from torch import nn
@@ -18,7 +18,6 @@ from advanced import choose, create_head
 from advanced.label_words import append, proper_prefixes
 from advanced.smart import SMART
 from advanced.zero_shot import CONTENT_FREE
-from base_llama import AttentionContext
 from classifier import read_last
 from engine import families, runs, saved
 from engine.data import Example
@@ -116,19 +115,16 @@ def test_gradients_of_the_two_ways_agree(llama: Llama, tokenizer: Tokenizer, is_
         torch.testing.assert_close(mine, slow, atol=5e-5, rtol=1e-4)
 
 
-def test_a_causal_model_reads_a_text_once_however_many_words_there_are(
-    llama: Llama, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-):
-    passes, encode = [], Llama.encode
-    monkeypatch.setattr(Llama, "encode", lambda self, h, *more: passes.append(h.shape[:2]) or encode(self, h, *more))
+def test_a_causal_model_reads_a_text_once_however_many_words_there_are(llama: Llama, tokenizer: Tokenizer):
+    passes = passes_through(llama)
     tokens = torch.tensor([ids_of(tokenizer, SENTENCES[0])]).repeat(2, 1)
     for names, words in ((["a", "the"], []), (["good", "goodness"], [2]), (["bad", "goodness"], [4])):
         model = head("direct", llama, tokenizer, names)
         passes.clear()
         model(tokens)
         text, *behind = passes
-        assert text == tokens.shape and [rows for rows, _ in behind] == words, model.word_ids
-        assert all(length == model.room for _, length in behind)
+        assert text == (*tokens.shape, 0) and [rows for rows, _, _ in behind] == words, model.word_ids
+        assert all(length == model.room and start == tokens.shape[1] for _, length, start in behind)
 
 
 def test_words_share_their_beginnings():
@@ -310,29 +306,19 @@ def test_no_question_ends_in_a_space(llama: Llama, tokenizer: Tokenizer):
 
 
 @pytest.mark.parametrize("name", ["direct", "channel"])
-def test_the_sentence_is_cut_and_never_the_question_and_nothing_is_beyond_the_model(
-    tokenizer: Tokenizer, name: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_sentence_is_cut_and_never_the_question_and_nothing_is_beyond_the_model(tokenizer: Tokenizer, name: str):
     llama = random_llama(attention="causal", max_seq_len=60)
     names = ["bad", "goodness me"]
     model = head(name, llama, tokenizer, names)
-    longest, encode = [], Llama.encode
-
-    def watched(
-        self: Llama, h: torch.Tensor, context: AttentionContext | None = None, at: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        longest.append(h.shape[1] + (0 if context is None else int(torch.as_tensor(context.start).max())))
-        return encode(self, h, context, at)
-
-    monkeypatch.setattr(Llama, "encode", watched)
+    passes = passes_through(llama)
     text = " ".join(SENTENCES)
     (row,) = outputs_of(model, tokenizer, [text])
-    assert max(longest) == 60 and model.room >= 5
+    assert max(length + start for _, length, start in passes) == 60 and model.room >= 5
     kept = ids_of(tokenizer, text)[: 60 - model.room - len(tokenizer.sp_model.encode(model.prompt_suffix or ""))]
     if name == "direct":
-        longest.clear()
+        passes.clear()
         head("calibrated", llama, tokenizer, names, source="train").estimate([text])
-        assert max(longest) == 60  # nor is a text that is calibrated on
+        assert max(length + start for _, length, start in passes) == 60  # nor is a text that is calibrated on
         given = kept + tokenizer.sp_model.encode(question_of(names))
         scores = torch.stack([nats(llama, given, tokenizer.sp_model.encode(each)) for each in names])
     else:

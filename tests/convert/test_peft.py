@@ -96,7 +96,7 @@ def test_what_is_written_is_the_same_in_peft(base: Path, variant: str):
     with torch.no_grad():
         outputs = theirs(IDS, output_hidden_states=True)
         torch.testing.assert_close(ours(IDS, targets=IDS)[0], outputs.logits, atol=1e-4, rtol=1e-5)
-        torch.testing.assert_close(ours.hidden_states(IDS), outputs.hidden_states[-1], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(ours(IDS)[1], outputs.hidden_states[-1], atol=1e-5, rtol=1e-5)
 
 
 def test_the_files_say_what_peft_asks_for(base: Path):
