@@ -24,7 +24,7 @@ from grading import adamw, questions, wire
 from grading.asking import ChildAnswer, ChildQuestion, flat_tensors
 from grading.compare import alike
 from grading.editions import ATTENTION_KINDS
-from grading.parts import all_parts, judge, scores_part, stored_numbers
+from grading.parts import all_parts, judge, stored_numbers
 
 Function = Callable[..., Any]
 STAND_IN, NONE_FITS = "the package's own code is used", "no usual mistake gives these numbers"
@@ -75,8 +75,8 @@ def replaced(place: Any, *functions: Function) -> Iterator[None]:
 
 def _put(place: Any, functions: dict[str, Function]) -> None:
     for name, function in functions.items():
-        setattr(place, name, function)
-    rope.rope_table.cache_clear()  # it was computed with the functions before
+        for each in (place, llama) if place is rope else (place,):  # llama.py has imported it from rope.py
+            setattr(each, name, function)
 
 
 # ------------------------------------------------------------------------------------------ the grader's questions
@@ -117,11 +117,11 @@ def fault_of(part: str) -> str:
         is_right, mistake, decay = adamw.check_few_steps(Reader(), clips=False)
         unclear = f"{NONE_FITS}; see the lines above"
         return adamw.late_or_grouped_fault(Reader(), decay) if is_right else mistake or unclear
-    parts = [one for one in all_parts(ATTENTION_KINDS) if one.name.partition(",")[0] == part]
-    return _first_fault(parts)
+    return _first_fault(part, ATTENTION_KINDS)
 
 
-def _first_fault(parts: list) -> str:
+def _first_fault(part: str, kinds: tuple[str, ...]) -> str:
+    parts = [one for one in all_parts(kinds) if one.name.partition(",")[0] == part]
     findings = judge(Reader(), parts, stored_numbers())
     return next((one.sentence for one in findings if one.verdict != "ok"), "")
 
@@ -133,7 +133,7 @@ def head_fault(attend: Function) -> str:
         return attend(query, key, value)
 
     with replaced(llama.Attention, compute_query_key_value_scores):
-        return _first_fault([scores_part("causal")])
+        return _first_fault("scores and softmax", ("causal",))
 
 
 # -------------------------------------------------------------------------- exercises that the assignment has not
@@ -142,7 +142,7 @@ def head_fault(attend: Function) -> str:
 def attend_by_hand(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """One causal head. ... s d"""
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-    return scores.masked_fill(~llama.causal_mask(*scores.shape[-2:]), -math.inf).softmax(-1) @ value
+    return scores.masked_fill(~llama.causal_mask(scores.shape[-1]), -math.inf).softmax(-1) @ value
 
 
 class SmallExercise(NamedTuple):

@@ -60,23 +60,25 @@ for name, some in (("before:", vectors), ("after: ", llama.RMSNorm(8)(vectors)))
 
 
 # %% exercise
-def frequencies(head_dim, theta=10000.0, scaling=None, device="cpu"):
-    """The angle by which each pair turns from one position to the next. -> d/2. scaling is for other models."""
-    # >>> theta to the power of -2i/d for i = 0, 1, ...; torch.arange(0, head_dim, 2) is 2i
-    return theta ** (-torch.arange(0, head_dim, 2, device=device) / head_dim)
+def apply_rotary_emb(query, key, head_dim, max_seq_len, theta=10000.0, scaling=None):
+    """query: b s h d, key: b s g d -> both, turned. No model of this notebook has a scaling."""
+    # >>> frequencies d/2: theta to the power of -2i/d for i = 0, 1, ...; torch.arange(0, head_dim, 2) is 2i
+    frequencies = theta ** (-torch.arange(0, head_dim, 2) / head_dim)
     # <<<
+    angles = torch.arange(query.shape[1])[:, None, None] * frequencies  # s 1 d/2: one angle for all heads
+    cos, sin = angles.cos(), angles.sin()
+
+    def turned(x):
+        # >>> take both numbers of all pairs (x[..., 0::2] and x[..., 1::2]), turn them, and put neighbours side by side
+        first, second = x[..., 0::2], x[..., 1::2]  # b s h d/2
+        both = (first * cos - second * sin, first * sin + second * cos)
+        return torch.stack(both, dim=-1).flatten(-2)
+        # <<<
+
+    return turned(query), turned(key)
 
 
-def _rotate_pairs(x, cos, sin):
-    """x: b s h d; cos and sin of the angles: s 1 d/2 -> b s h d"""
-    # >>> take both numbers of all pairs (x[..., 0::2] and x[..., 1::2]), turn them, and put neighbours side by side
-    first, second = x[..., 0::2], x[..., 1::2]  # b s h d/2
-    turned = (first * cos - second * sin, first * sin + second * cos)
-    return torch.stack(turned, dim=-1).flatten(-2)
-    # <<<
-
-
-check("rotary embedding", rope, frequencies, _rotate_pairs)
+check("rotary embedding", rope, apply_rotary_emb)
 d = 32
 ones = torch.tensor([1.0, 0.0]).repeat(d // 2).expand(1, 33, 1, d)  # the same vector at 33 positions
 turned = rope.apply_rotary_emb(ones, ones, d, 33)[0][0, :, 0]  # s d
@@ -97,17 +99,14 @@ print(f"positions 5 and 2: score {turned[5] @ turned[2]:.4f}; positions 25 and 2
 # sentence; two heads of half the size can look at both, for the same price. All heads are computed at once: `h` is one
 # more dimension before `s d`, and your `attend` would already do it.
 #
-# New is the argument `mask`. It is `True` where a query may see a key. The model gives one if it knows better; without
-# it a causal model (`self.is_causal`) makes its own. **The assignment's reference has no mask at all**
-# (`attention="bidirectional"`): every token sees every other. Its reference numbers were computed like that, although
-# the model was *trained* with a causal mask. Both must be right here.
+# New is the argument `mask`. It is `True` where a query may see a key, and a causal model gives it. Without it every
+# token sees every other, and **the assignment's reference has no mask at all** (`attention="bidirectional"`): its
+# numbers were computed like that, although the model was *trained* with a causal mask. Both must be right here.
 
 
 # %% exercise
 def compute_query_key_value_scores(self, query, key, value, mask=None):
     """query: b h s d, key and value: b h t d -> b h s d"""
-    if mask is None and self.is_causal:
-        mask = llama.causal_mask(query.shape[-2], key.shape[-2], query.device)  # s t
     # >>> scaled scores b h s t
     scores = query @ key.transpose(-2, -1) / math.sqrt(self.head_dim)
     # <<<
@@ -133,28 +132,24 @@ check("scores and softmax", llama.Attention, compute_query_key_value_scores)
 #
 # After the scores the heads are put side by side again, `b h s d` to `b s D`: length and heads must change places
 # *first*, else numbers of different positions are mixed. A last matrix, `compute_output`, mixes the heads. (Here
-# and in 2.5 `llama.py` has dropout as well; it is 0 in all models of this notebook.)
+# and in 2.5 and 2.7 `llama.py` has dropout as well; it is 0 in all models of this notebook.)
 
 
 # %% exercise
-def forward(self, x, context=None):
-    """x: b s D -> b s D. context: positions and mask of this pass; the model gives the same one to every layer."""
-    if context is None:
-        context = llama.AttentionContext.of_text(x.shape[1], self.is_causal, x.device)
+def forward(self, x):
+    """x: b s D -> b s D"""
     heads = (-1, self.head_dim)
-    query = self.compute_query(context.queries(x)).unflatten(-1, heads)  # b s h d
+    query = self.compute_query(x).unflatten(-1, heads)  # b s h d
     key = self.compute_key(x).unflatten(-1, heads)  # b s g d
     value = self.compute_value(x).unflatten(-1, heads)
-    positions = {"start_pos": context.start, "query_start": context.query_start, "scaling": self.rope_scaling}
-    query, key = rope.apply_rotary_emb(query, key, self.head_dim, self.max_seq_len, self.rope_theta, **positions)
-    query, key, value = (each.transpose(1, 2) for each in (query, key, value))  # b h s d, b g t d
-    if context.cache is not None:  # what was computed for earlier tokens
-        key, value = context.cache.store(self.layer_id, key, value)
-    # >>> repeat the heads of key and value self.n_rep times, in the order 0 0 1 1: b g t d -> b h t d
+    query, key = rope.apply_rotary_emb(query, key, self.head_dim, self.max_seq_len, *self.rope)
+    query, key, value = (each.transpose(1, 2) for each in (query, key, value))  # b h s d, b g s d
+    # >>> repeat the heads of key and value self.n_rep times, in the order 0 0 1 1: b g s d -> b h s d
     key = key.repeat_interleave(self.n_rep, dim=1)
     value = value.repeat_interleave(self.n_rep, dim=1)
     # <<<
-    output = self.compute_query_key_value_scores(query, key, value, context.mask)  # b h s d
+    mask = llama.causal_mask(x.shape[1]) if self.is_causal else None  # s t
+    output = self.compute_query_key_value_scores(query, key, value, mask)  # b h s d
     # >>> heads side by side: b h s d -> b s h d -> b s D; then self.compute_output; return it
     output = output.transpose(1, 2).flatten(-2)
     return self.compute_output(output)
@@ -197,11 +192,10 @@ check("feed-forward", llama.FeedForward, forward)
 
 
 # %% exercise
-def forward(self, x, context=None):
-    """x: b s D -> b s D. Parts: self.attention(x, context), self.feed_forward, self.attention_norm, self.ffn_norm."""
-    residual = x if context is None else context.queries(x)  # x, but if only one position is asked for
-    # >>> two lines: residual plus the attention of what is normalised, then the same with the feed-forward; return it
-    h = residual + self.attention(self.attention_norm(x), context)
+def forward(self, x):
+    """x: b s D -> b s D. Parts: self.attention, self.feed_forward, self.attention_norm, self.ffn_norm."""
+    # >>> two lines: x plus the attention of what is normalised, then the same with the feed-forward; return it
+    h = x + self.attention(self.attention_norm(x))
     return h + self.feed_forward(self.ffn_norm(h))
     # <<<
 
@@ -216,8 +210,8 @@ check("layer", llama.LlamaLayer, forward)
 
 
 # %%
-def forward(self, x, context=None):
-    return self.feed_forward(self.ffn_norm(self.attention(self.attention_norm(x), context)))
+def forward(self, x):
+    return self.feed_forward(self.ffn_norm(self.attention(self.attention_norm(x))))
 
 
 def new_llama(n_layers):
@@ -251,16 +245,21 @@ plt.show()
 #
 # Ids become vectors (`tok_embeddings`), the layers add to them, the last norm brings them to a known size, and
 # `output` turns each into a logit for every token. Embedding and output are one matrix (they are *tied*): a token's
-# vector is also what the model must point to in order to predict it. `hidden_states` does all but the last step.
+# vector is also what the model must point to in order to predict it.
 #
 # To train, the logits of all positions are needed (`targets` is given); to write or to classify, only the last one's.
 # Read more: [forward](docs/components/forward.md).
 
 
 # %% exercise
-def forward(self, tokens, targets=None, *, cache=None):
+def forward(self, tokens, targets=None):
     """tokens: b s -> logits b s v if targets are given, else b 1 v; and the hidden states b s D."""
-    h = self.hidden_states(tokens, cache)
+    # >>> the states h: self.tok_embeddings of the tokens, then one of self.layers after the other, then self.norm
+    h = self.tok_embeddings(tokens)
+    for layer in self.layers:
+        h = layer(h)
+    h = self.norm(h)
+    # <<<
     # >>> self.output of all positions, or of the last one (h[:, [-1]] keeps the dimension); return logits and h
     logits = self.output(h if targets is not None else h[:, [-1]])
     return logits, h

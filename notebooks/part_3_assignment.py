@@ -29,7 +29,7 @@ tokens = encoded("It is not half as smooth as it thinks.")
 pieces = [tokenizer.sp_model.id_to_piece(id).replace("▁", "_") for id in tokens[0].tolist()]
 print(list(zip(pieces, tokens[0].tolist(), strict=True)))
 with torch.no_grad():
-    states = [model.embed(tokens)]
+    states = [model.tok_embeddings(tokens)]
     for layer in model.layers:
         states.append(layer(states[-1]))
     lens = [model.output(model.norm(state))[0, :-1].softmax(-1) for state in states]  # s v each
@@ -262,9 +262,10 @@ def scores_with(change):
     return named(name, lambda self, q, k, v, mask=None: right(self, *change(q, k, v, mask)))
 
 
-def halves(x, cos, sin):
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
+def halves(query, key, *settings, right=rope.apply_rotary_emb):
+    query, key = (x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2) for x in (query, key))
+    turned = right(query, key, *settings)
+    return tuple(x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for x in turned)
 
 
 def without_square(self, x):
@@ -275,18 +276,17 @@ def gelu(self, x):
     return self.w2(F.gelu(self.w1(x)) * self.w3(x))
 
 
-def no_residual(self, x, context=None):
-    return self.feed_forward(self.ffn_norm(self.attention(self.attention_norm(x), context)))
+def no_residual(self, x):
+    return self.feed_forward(self.ffn_norm(self.attention(self.attention_norm(x))))
 
 
-everything = torch.ones(1, 1).bool()  # a mask that hides nothing
 attention, other = llama.Attention, [0, 2, 1, 3]  # an order of heads
 mistakes = {
     "none": ("scores and softmax", attention, scores_with(lambda *given: given)),
-    "no mask": ("scores and softmax", attention, scores_with(lambda q, k, v, mask: (q, k, v, everything))),
+    "no mask": ("scores and softmax", attention, scores_with(lambda q, k, v, mask: (q, k, v))),
     "not scaled": ("scores and softmax", attention, scores_with(lambda q, *rest: (q * q.shape[-1] ** 0.5, *rest))),
     "heads 0 1 0 1": ("grouped queries", attention, scores_with(lambda q, k, v, m: (q, k[:, other], v[:, other], m))),
-    "halves rotated": ("rotary embedding", rope, named("_rotate_pairs", halves)),
+    "halves rotated": ("rotary embedding", rope, named("apply_rotary_emb", halves)),
     "norm without square": ("RMSNorm", llama.RMSNorm, named("_norm", without_square)),
     "GELU for SiLU": ("feed-forward", llama.FeedForward, named("forward", gelu)),
     "no residual": ("layer", llama.LlamaLayer, named("forward", no_residual)),

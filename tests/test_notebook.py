@@ -187,7 +187,7 @@ MUTATIONS = [
     ("grouped queries", "repeat_interleave(self.n_rep, dim=1)", "repeat(1, self.n_rep, 1, 1)", "(repeat)"),
     ("grouped queries", "output.transpose(1, 2).flatten(-2)", "output.reshape(*x.shape[:2], -1)", "heads are joined"),
     ("feed-forward", "F.silu", "F.gelu", "the activation is GELU"),
-    ("layer", "h = residual + ", "h = ", "the residual around the attention is missing"),
+    ("layer", "h = x + ", "h = ", "the residual around the attention is missing"),
     ("embedding and head", "h[:, [-1]]", "h[:, [0]]", "the logits are the first position's"),
     ("generate", "temperature == 0.0", "True", "the temperature is ignored"),
     ("zero-shot classifier", ".sum(dim=-1)", ".mean(dim=-1)", "a label's tokens are averaged"),
@@ -226,16 +226,15 @@ def run_exercise(part: str, code: str) -> None:
 def package(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[Any, str], Any]:
     """What an exercise may replace, which is put back after the test."""
     places = [
-        (llama.RMSNorm, "_norm"), (rope, "frequencies"), (rope, "_rotate_pairs"), (llama.FeedForward, "forward"),
+        (llama.RMSNorm, "_norm"), (rope, "apply_rotary_emb"), (llama, "apply_rotary_emb"),
         (llama.Attention, "compute_query_key_value_scores"), (llama.Attention, "forward"), (llama.Llama, "forward"),
-        (llama.LlamaLayer, "forward"), (llama.Llama, "generate"), (AdamW, "step"),
+        (llama.FeedForward, "forward"), (llama.LlamaLayer, "forward"), (llama.Llama, "generate"), (AdamW, "step"),
         (LlamaZeroShotClassifier, "forward"), (LlamaEmbeddingClassifier, "forward"),
     ]  # fmt: skip
     own = {(place, name): getattr(place, name) for place, name in places}
     for (place, name), function in own.items():
         monkeypatch.setattr(place, name, function)
-    yield own
-    rope.rope_table.cache_clear()
+    return own
 
 
 @pytest.mark.parametrize("part", EXERCISES)
