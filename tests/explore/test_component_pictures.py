@@ -11,7 +11,9 @@ from conftest import ROOT
 from page_parts import is_close, pictures
 from svg_picture import BLUE, GREY, ORANGE, Box, Picture
 
-from base_llama import causal_mask, padded_causal_mask
+from base_llama import causal_mask
+from engine.cache import padded_causal_mask
+from engine.decoding import logits_after
 from engine.weights import load_pretrained
 from explore.components.pages import pages
 from explore.look import lenses, match_at_distance, read, rotated
@@ -134,10 +136,10 @@ def test_attention(bundled: Llama, tokenizer: Tokenizer):
 
 def test_masks():
     found = picture("masks")
-    masks = torch.ones(6, 6), causal_mask(6, 6).float(), padded_causal_mask(torch.tensor([2]), 6, 6)[0, 0].float()
+    masks = torch.ones(6, 6), causal_mask(6).float(), padded_causal_mask(torch.tensor([2]), 6, 6)[0, 0].float()
     for number, mask in enumerate(masks):
         assert torch.equal(squares(found.boxes[36 * number : 36 * number + 36], 6), mask)
-    assert found.words == ["no mask: bidirectional", "causal_mask(6, 6)", "padded, pad = 2"]
+    assert found.words == ["no mask: bidirectional", "causal_mask(6)", "padded, pad = 2"]
 
 
 def test_grouped_queries(bundled: Llama):
@@ -171,7 +173,7 @@ def test_residual_stream(bundled: Llama, tokenizer: Tokenizer):
 def test_sampling(bundled: Llama, tokenizer: Tokenizer):
     ids = torch.tensor([tokenizer.encode("It was the best film of the", bos=True, eos=False)])
     with torch.inference_mode():
-        logits = bundled.next_logits(ids)[0]  # v
+        logits = logits_after(bundled, ids)[0]  # v
     best = logits.topk(6).indices
     expected = []
     for temperature in (0.5, 1.0, 2.0):
