@@ -192,7 +192,6 @@ MISTAKES = {
         "base_llama.py": {
             "grouped queries, causal: WRONG": [
                 ("the causal mask is shifted by one: a position sees the next", VISIBLE, "tril(diagonal=1)"),
-                ("the causal mask is shifted by one: a position does not see itself", VISIBLE, "tril(diagonal=-1)"),
             ],
         },
         "rope.py": {
