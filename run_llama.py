@@ -79,9 +79,9 @@ def main() -> None:
     from engine.declaration import Insisted
     from engine.finetuning import finetune
     from engine.generation import continue_each, continue_prompt
+    from engine.joining import join_world
     from engine.plan import ComputeSettings
     from engine.predicting import perplexity, predict
-    from engine.processes import join_world
 
     with join_world(args) as distributed:
         seed_everything(args.seed)

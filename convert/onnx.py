@@ -87,7 +87,7 @@ def _attention(part: Attention, x: torch.Tensor, angles: torch.Tensor, mask: tor
 
 
 def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """The rotation of rope.py in real numbers: (x1 + i x2)(cos a + i sin a), written out. x: b s h d, angles: s 1 d/2"""
+    """rope.py's rotation in real numbers: (x1 + i x2)(cos a + i sin a), written out. x: b s h d, angles: s 1 d/2"""
     first, second = x.unflatten(-1, (-1, 2)).unbind(-1)  # b s h d/2
     cos, sin = angles.cos(), angles.sin()
     return torch.stack((first * cos - second * sin, first * sin + second * cos), dim=-1).flatten(-2)

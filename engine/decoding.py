@@ -15,7 +15,7 @@ from config import SAMPLINGS, LlamaConfig
 from engine.cache import KVCache
 from engine.equivalence import Case, Comparison, EquivalenceCheck
 from engine.passes import why_no_context
-from engine.sampling import Sampling, chooser, sample_next
+from engine.sampling import Sampling, chooser
 from llama import Llama
 
 NextLogits = Callable[[torch.Tensor, "KVCache | None"], torch.Tensor]  # idx b s -> b v
@@ -68,7 +68,7 @@ def continue_texts(
     choose: Choose | None = None,
     next_logits: NextLogits | None = None,
 ) -> torch.Tensor:
-    """Continue `idx` by at most `max_new_tokens` tokens, each chosen by `sample_next` at this temperature.
+    """Continue `idx` by at most `max_new_tokens` tokens, each chosen by `sampling.sample_next` at this temperature.
 
     idx: b s -> b (s + new). The keys and values of a causal model are kept until the text is longer than
     `max_seq_len`, if `engine.passes` finds that its code allows it; else the last `max_seq_len` tokens are computed
@@ -83,13 +83,12 @@ def continue_texts(
     if pad is not None and cache is None:
         raise ValueError("padding before a text can be hidden from a causal model with a cache only")
     next_logits = next_logits or partial(logits_after, llama)
-    if choose is None and llama.config.sampling != "plain" and temperature > 0.0:
-        choose = chooser(Sampling(temperature, **SAMPLINGS[llama.config.sampling]), generator)
+    choose = choose or chooser(Sampling(temperature, **SAMPLINGS[llama.config.sampling]), generator)
     stops = torch.tensor(sorted(stop_ids), dtype=idx.dtype, device=idx.device)
     stopped = torch.zeros_like(idx[:, :1], dtype=torch.bool)  # b 1
     for _ in range(max_new_tokens):
         logits = next_logits(idx, cache)  # b v
-        idx_next = choose(logits, idx) if choose else sample_next(logits, temperature, generator)  # b 1
+        idx_next = choose(logits, idx)  # b 1
         if isinstance(idx_next, tuple):
             idx_next, rows = idx_next  # r 1, r
             idx, stopped, cache = idx[rows], stopped[rows], cache and cache.take(rows)

@@ -5,15 +5,11 @@ Shapes: b batch, s position.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-
-from utils import choose_device
 
 Batch = dict[str, Any]  # token_ids b s, and other entries that a task needs
 
@@ -102,33 +98,3 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
         name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
         for name, value in batch.items()
     }
-
-
-# ------------------------------------------------------------------------------------------ those of a command
-
-
-@contextmanager
-def join_world(args: Namespace) -> Iterator[Distributed]:
-    """The processes of this run: only this one, or those that torchrun started."""
-    from engine.arguments import is_one_of_several
-
-    if not is_one_of_several():
-        yield SINGLE_PROCESS
-        return
-    from engine import torchrun
-
-    with torchrun.join(choose_device(args.device, args.use_gpu), shard=args.shard) as group:
-        group.require_alike(facts(args))
-        yield group
-
-
-def facts(args: Namespace) -> dict[str, Any]:
-    """Values that must be equal in all processes: checksums of the input files, and the flags that name no file."""
-    from engine.flags import inputs_of
-    from engine.plan import InputFile
-
-    inputs = inputs_of(args.option)
-    given = {name: value for name, value in vars(args).items() if name not in inputs and not name.endswith("_out")}
-    files = {name: getattr(args, name) for name in inputs if getattr(args, name) is not None}
-    sums = {name: InputFile.of(path, getattr(args, "model_files", ())).sha256 for name, path in files.items()}
-    return given | sums | {path: InputFile.of_several(path).sha256 for path in getattr(args, "method_files", ())}

@@ -19,7 +19,7 @@ from engine.weights import is_large
 from fast import linear, onednn
 from fast.attention import BY_PRODUCTS_FROM, FusedAttention, FusedContextAttention, scores_check
 from fast.attention_products import BY_PRODUCTS, TRAINED_BY_PRODUCTS, ways_read, ways_trained
-from fast.last_position import read_as_written, read_one_position
+from fast.last_position import read_one_position
 from fast.layers import FEED_FORWARD_CHECK, RMS_NORM_CHECK, FusedFeedForward, FusedRMSNorm, swiglu
 from fast.linear import Bf16Linear, Int4Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear
 from fast.measure import MEASURED, fastest
@@ -69,15 +69,14 @@ def accelerate(
     Such models are computed in float32.
     device: where the model will be computed, if it is not there yet. generates: False if the model writes no text.
     trains: False if no gradient is needed, which saves measuring; a large model then gets no packed copies of float32
-    weights. keeps_copies: False if a weight must not lie twice in memory: then a kernel makes a copy, in any precision,
-    for the time of a call. `fast.decoder` chooses how text is generated.
+    weights. keeps_copies: False if a weight must not lie twice in memory: then a kernel makes a copy for the time of a
+    call, in any precision.
     Kernels are modules in the places of the model's own, with which they share everything but their settings
     (`fast.kernel`); kernels of an earlier call are taken away first. Parameters stay the same objects under the same
     names, with the same float32 values in fp32 and bf16; int8 and int4 round them for good, for inference. A layer that
     something else has replaced stays as it is, and no kernel computes what llama.py, as it stands in this process, does
-    not (`engine.equivalence`). A classifier that reads one position computes the last layer there alone. On a CPU,
-    freed memory is kept for later steps (`fast.memory`); for CUDA, attention through cuDNN is switched off in this
-    process.
+    not (`engine.equivalence`). A classifier computes the last layer at the position that it reads alone. On a CPU,
+    freed memory is kept for later steps (`fast.memory`); for CUDA, attention through cuDNN is switched off.
     Returns what was chosen. Raises `ValueError` for an unknown precision.
     """
     if precision not in PRECISIONS:
@@ -90,7 +89,6 @@ def accelerate(
     if purpose.device.type == "cuda":  # cuDNN plans attention in bfloat16 anew for each length of a text: 0.1 to 0.7 s
         torch.backends.cuda.enable_cudnn_sdp(False)
     others = _others(model)
-    read_as_written(model)
     take_away_kernels(model, LLAMA_KERNELS.union(*(planner.BERT_KERNELS for _, planner in others)))
     plan: KernelPlan = {}
     llamas = [module for module in model.modules() if isinstance(module, Llama)]
@@ -100,7 +98,7 @@ def accelerate(
         if precision != "fp32":
             notice(f"a {type(module).__name__} is computed in fp32, whatever the precision")
     apply_plan(plan, model)
-    read_one_position(model)
+    read_one_position(model)  # anew: the code that it replaces may have been edited
     return choices
 
 

@@ -77,15 +77,8 @@ def agrees(llama: Llama) -> bool:
 def read_one_position(model: nn.Module) -> None:
     """Let every classifier in `model` that reads the last position compute that one alone in the last layer."""
     for part in model.modules():
-        if vars(part).get("read") is classifier.read_last and READ_CHECK.holds():
-            part.read = read_last
-
-
-def read_as_written(model: nn.Module) -> None:
-    """Undo `read_one_position`."""
-    for part in model.modules():
-        if vars(part).get("read") is read_last:
-            part.read = classifier.read_last
+        if vars(part).get("read") in (classifier.read_last, read_last):
+            part.read = read_last if READ_CHECK.holds() else classifier.read_last
 
 
 # ------------------------------------------------------------------------------------------- comparison with llama.py

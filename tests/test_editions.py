@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ from conftest import random_llama, save_checkpoint
 
 import llama
 from advanced.lora_variants import lora
-from base_llama import LayerNorm, LlamaPreTrainedModel
+from base_llama import LayerNorm
 from config import LlamaConfig
 from engine import weights
+from engine.decoding import continue_texts
 from grading import addition
 from grading.addition import Experiment
+from handout.later import generate_epsilon, generate_top_p
 from llama import Llama
 from optimizer import AdamW
 from utils import UserError
@@ -51,7 +54,7 @@ def test_a_checkpoint_of_rms_norms_is_run_with_layer_norms_whose_biases_are_0(
     save_checkpoint(tmp_path / "model.pt", random_llama())
     tokens = torch.randint(0, 300, (2, 9), generator=torch.Generator().manual_seed(1))
     with monkeypatch.context() as patch, torch.no_grad():
-        patch.setattr(llama, "RMSNorm", lambda dim, eps: torch.nn.LayerNorm(dim, eps, bias=False))
+        patch.setitem(llama.NORMS, "rms", lambda dim, eps: torch.nn.LayerNorm(dim, eps, bias=False))
         expected = llama.load_pretrained(tmp_path / "model.pt", attention=attention)(tokens)[1]
     for load in (llama.load_pretrained, weights.load_pretrained):
         model = load(tmp_path / "model.pt", attention=attention, norm="layer")
@@ -71,27 +74,35 @@ def test_directories_have_rms_norms(tmp_path: Path):
         weights.load_pretrained(tmp_path, norm="layer")
 
 
+PROBABILITIES = torch.tensor([0.5, 0.3, 0.12, 0.045, 0.035])  # .05 is between two of them, .95 within the fourth
+OF_EDITIONS = {"plain": Llama.generate, "epsilon": generate_epsilon, "top-p": generate_top_p}
+
+
+@pytest.mark.parametrize("way", ["continue_texts", "generate"])
 @pytest.mark.parametrize(("sampling", "kept"), [("plain", 5), ("epsilon", 3), ("top-p", 4)])
-def test_the_sampling_of_the_config_draws_from_the_right_tokens(
-    monkeypatch: pytest.MonkeyPatch, sampling: str, kept: int
+def test_the_sampling_of_an_edition_draws_from_the_right_tokens(
+    monkeypatch: pytest.MonkeyPatch, sampling: str, kept: int, way: str
 ):
-    """Probabilities .5, .3, .12, .045, .035: .05 is between the third and the fourth, .95 within the fourth."""
-    model = random_llama(sampling=sampling)
-    logits = torch.tensor([[0.5, 0.3, 0.12, 0.045, 0.035]]).log() * 2
-    monkeypatch.setattr(Llama, "next_logits", lambda self, idx, cache: logits.expand(len(idx), -1))
+    """By the config's `sampling`, and by the `generate` that students of the edition write."""
+    model, logits = random_llama(sampling=sampling), PROBABILITIES[None].log() * 2
+    monkeypatch.setattr(Llama, "forward", lambda self, idx: (logits.expand(len(idx), 1, -1), None))
+    generate = partial(OF_EDITIONS[sampling], model) if way == "generate" else partial(continue_texts, model)
     start = torch.zeros(4000, 1, dtype=torch.long)
-    drawn = model.generate(start, 1, temperature=2.0, generator=torch.Generator().manual_seed(0))[:, 1]
+    torch.manual_seed(0)
+    drawn = generate(start, 1, temperature=2.0)[:, 1]
     shares = torch.bincount(drawn, minlength=5) / len(drawn)
-    expected = torch.tensor([0.5, 0.3, 0.12, 0.045, 0.035])[:kept]
+    expected = PROBABILITIES[:kept]
     torch.testing.assert_close(shares[:kept], expected / expected.sum(), atol=0.03, rtol=0)
     assert not shares[kept:].any()
-    assert model.generate(start[:1], 3, temperature=0.0).tolist() == [[0, 0, 0, 0]]
+    assert generate(start[:1], 3, temperature=0.0).tolist() == [[0, 0, 0, 0]]
 
 
-def test_a_limit_that_no_token_reaches_leaves_the_likeliest():
-    model = random_llama(sampling="epsilon")
-    logits = LlamaPreTrainedModel.kept(model, torch.arange(300.0)[None] / 1e3, 1.0)
-    assert logits.isfinite().sum() == 1 and logits.argmax() == 299
+def test_a_limit_that_no_token_reaches_leaves_the_likeliest(monkeypatch: pytest.MonkeyPatch):
+    model, logits = random_llama(sampling="epsilon"), torch.arange(300.0)[None, None] / 1e3
+    monkeypatch.setattr(Llama, "forward", lambda self, idx: (logits.expand(len(idx), 1, -1), None))
+    start = torch.zeros(50, 1, dtype=torch.long)
+    for text in (continue_texts(model, start, 1), generate_epsilon(model, start, 1)):
+        assert (text[:, 1] == 299).all()
 
 
 def test_adamw_clips_the_gradients_of_a_group_together():

@@ -159,7 +159,7 @@ def test_what_is_imported_is_there(path: Path):
 def test_the_graders_serve_nobody_else():
     """But for what made the table of parts, the data set's label names, the hand-out that holds them, the notebook."""
     importers = {ids(path) for path in PRODUCT if "grading" in top_names(path) and folder_of(path) != "grading"}
-    handout = {f"handout/{name}.py" for name in ("__main__", "writing", "tests/test_parts")}
+    handout = {f"handout/{name}.py" for name in ("__main__", "editions", "writing", "tests/test_parts")}
     others = {"checkpoints/build.py", "checkpoints/parts.py", "notebooks/checks.py", *handout}
     assert importers == {*(f"{name}.py" for name in GRADERS), *others}
 
@@ -239,7 +239,8 @@ def test_modules_are_as_long_as_the_page_says():
         assert longer.get(ids(path), str(length)) == str(length), f"{ids(path)} has {length} lines"
 
 
-PRINT = {"combining", "finetuning", "generation", "reports", "programs", "text/runs", "text/flags"}
+PRINT = {"combining", "equivalence", "finetuning", "generation", "predicting", "reports", "programs"}
+PRINT |= {"text/runs", "text/flags"}
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from classic_functions import CLASSIC, LATER, replaced
 from test_handout import ask
 
-sys.path.append(str(ROOT / "tests" / "grading"))
-from classic_functions import CLASSIC, LATER, replaced  # noqa: E402
-
-from handout.writing import write_handout  # noqa: E402
+from handout.writing import write_handout
 
 FILMS = [f"--{split}=data/films-{split}.txt" for split in ("train", "dev", "test")]
 FILMS += ["--label-names=data/films-label-mapping.json"]
