@@ -70,10 +70,19 @@ def hidden_states(
 
 def why_no_context(llama: Llama) -> str | None:
     """Why a model cannot be read with a context as llama.py reads it; None if it can."""
+    if has_own_forward(llama, Llama):
+        return "the model has a forward of its own"
     for number, layer in enumerate(llama.layers):
+        if has_own_forward(layer, LlamaLayer):
+            return f"layer {number} has a forward of its own"
         if not has_known_attention(layer):
             return f"layer {number} has another attention than llama.py's"
     return context_check(tuple(vars(llama.config).items())).difference()
+
+
+def has_own_forward(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module computes something else than its class of llama.py says, perhaps of several positions."""
+    return type(module).forward is not kind.forward or "forward" in vars(module)
 
 
 def has_known_attention(layer: nn.Module) -> bool:

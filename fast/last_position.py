@@ -20,7 +20,7 @@ from base_llama import sequence_lengths
 from config import LlamaConfig
 from engine.context import AttentionContext, ContextAttention, sharing, with_context
 from engine.equivalence import Case, Comparison, EquivalenceCheck
-from engine.passes import has_known_attention
+from engine.passes import has_known_attention, has_own_forward
 from llama import NORMS, Attention, FeedForward, Llama, LlamaLayer
 
 ASKED = (LlamaLayer, Attention, FeedForward, (Llama, "forward"))
@@ -69,7 +69,7 @@ read_last.replaces = classifier.read_last  # `engine.families.reads_last` knows 
 def agrees(llama: Llama) -> bool:
     """Whether `hidden_state_at` gives what the model gives, as llama.py stands."""
     last = llama.layers[-1]
-    if "forward" in vars(last) or type(last).forward is not LlamaLayer.forward or not has_known_attention(last):
+    if has_own_forward(last, LlamaLayer) or not has_known_attention(last):
         return False
     return last_position_check(tuple(vars(llama.config).items())).holds()
 
