@@ -23,6 +23,7 @@ from classifier import LlamaEmbeddingClassifier
 from convert import gguf, hugging_face
 from convert.vocabulary import read_vocabulary
 from engine import saved, storage, weights
+from engine.passes import embed
 from engine.plan import ComputeSettings
 from engine.weights import load_pretrained
 from fast import accelerate, decoder
@@ -109,7 +110,7 @@ def test_a_large_model_computes_what_a_small_one_does(
 def test_untied_embeddings_stay_in_bfloat16_in_8_bits(written, monkeypatch: pytest.MonkeyPatch):
     small, large = small_and_large(written("hf", tied=False), "int8", monkeypatch)
     assert large.tok_embeddings.weight.scale is None and large.output.weight.scale is not None
-    assert torch.equal(small.embed(IDS), large.embed(IDS))
+    assert torch.equal(embed(small, IDS), embed(large, IDS))
 
 
 def test_training_and_plain_kernels_get_float32_that_can_be_written_to(written, monkeypatch: pytest.MonkeyPatch):

@@ -11,6 +11,7 @@ from conftest import random_llama
 from test_fast import TOKENS, TWO_LABELS
 
 from classifier import LlamaEmbeddingClassifier
+from engine.context import rotate
 from fast import accelerate, decoder
 from fast.attention import FusedAttention, scores_check
 from llama import Llama
@@ -82,6 +83,9 @@ def test_the_fused_attention_of_a_device_agrees_with_llama_py(device: torch.devi
 
 def test_rotary_embeddings(device: torch.device):
     query, key = torch.randn(2, 2, 9, 4, 8).unbind()
-    rotated = apply_rotary_emb(query.to(device), key.to(device), 8, 16, start_pos=3)
-    for mine, its in zip(rotated, apply_rotary_emb(query, key, 8, 16, start_pos=3), strict=True):
+    rotated = apply_rotary_emb(query.to(device), key.to(device), 8, 16)
+    for mine, its in zip(rotated, apply_rotary_emb(query, key, 8, 16), strict=True):
         assert_near(mine, its, 1e-5)
+    for start in (3, torch.tensor([3, -1])):
+        there = start if isinstance(start, int) else start.to(device)
+        assert_near(rotate(query.to(device), there, 8, 16), rotate(query, start, 8, 16), 1e-5)
