@@ -56,7 +56,7 @@ def next_logits(llama: Llama, idx: torch.Tensor) -> torch.Tensor:
 
 def read_last(llama: Llama, token_ids: torch.Tensor, pad_id: int) -> torch.Tensor:
     """As `classifier.read_last`, which computes where this does not agree with the model. token_ids: b s -> b D"""
-    if not agrees(llama):
+    if not (READ_CHECK.holds() and agrees(llama)):
         return classifier.read_last(llama, token_ids, pad_id)
     if llama.config.is_causal:
         return hidden_state_at(llama, token_ids, sequence_lengths(token_ids, pad_id) - 1)
