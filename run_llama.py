@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from engine.plan import ComputeSettings
     from engine.processes import Distributed
 
+
 def prompt(args: Namespace, compute: ComputeSettings, distributed: Distributed) -> None:
     """Zero-shot classification: which label name does the language model expect after the prompt?"""
     from engine.combining import combine

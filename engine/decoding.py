@@ -70,14 +70,13 @@ def continue_texts(
 ) -> torch.Tensor:
     """Continue `idx` by at most `max_new_tokens` tokens, each chosen by `sampling.sample_next` at this temperature.
 
-    idx: b s -> b (s + new). The keys and values of a causal model are kept until the text is longer than
-    `max_seq_len`, if `engine.passes` finds that its code allows it; else the last `max_seq_len` tokens are computed
-    anew for each new token, with the same result.
+    idx: b s -> b (s + new). A causal model keeps keys and values until the text is longer than `max_seq_len`, if
+    `engine.passes` finds that its code allows it; else the tokens in reach are computed anew, with the same result.
     pad: b, the number of padding tokens at the start of each row. on_token: called with each new column, b 1.
     A row that produced one of `stop_ids` repeats it; generation ends early when every row has produced one.
-    choose: replaces `sample_next` (logits b v, idx b s -> b 1), and what the config's `sampling` drops. It may return
-    new tokens r 1 with row numbers r: then row i of the result continues row number r[i] of `idx`. next_logits:
-    replaces `logits_after` of this model. Raises `ValueError` for `pad` without a cache.
+    choose: replaces `sample_next` (logits b v, idx b s -> b 1), and what the config's `sampling` drops; with new tokens
+    r 1 it may return row numbers r: row i of the result then continues row number r[i] of `idx`. next_logits: replaces
+    `logits_after` of this model. Raises `ValueError` for `pad` without a cache.
     """
     cache = _new_cache(llama, idx, max_new_tokens, pad) if use_cache else None
     if pad is not None and cache is None:

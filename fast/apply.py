@@ -84,10 +84,7 @@ def accelerate(
     is_trained = trains and any(parameter.requires_grad for parameter in model.parameters())
     keeps_copies = keeps_copies and (is_trained or precision != "fp32" or not is_large(model))
     purpose = Purpose(device or next(model.parameters()).device, precision, generates, trains, keeps_copies)
-    if purpose.is_on_cpu:
-        keep_freed_memory()
-    if purpose.device.type == "cuda":  # cuDNN plans attention in bfloat16 anew for each length of a text: 0.1 to 0.7 s
-        torch.backends.cuda.enable_cudnn_sdp(False)
+    _prepare_process(purpose)
     others = _others(model)
     take_away_kernels(model, LLAMA_KERNELS.union(*(planner.BERT_KERNELS for _, planner in others)))
     plan: KernelPlan = {}
@@ -100,6 +97,14 @@ def accelerate(
     apply_plan(plan, model)
     read_one_position(model)  # anew: the code that it replaces may have been edited
     return choices
+
+
+def _prepare_process(purpose: Purpose) -> None:
+    """On a CPU, freed memory is kept for later steps (`fast.memory`); for CUDA, there is no attention through cuDNN."""
+    if purpose.is_on_cpu:
+        keep_freed_memory()
+    if purpose.device.type == "cuda":  # cuDNN plans attention in bfloat16 anew for each length of a text: 0.1 to 0.7 s
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def _others(model: nn.Module) -> list[tuple[nn.Module, ModuleType]]:
