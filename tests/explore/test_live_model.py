@@ -16,6 +16,7 @@ from thread import Thread, occlusion_in_parts, rounded, thread_of
 
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
 from convert.tokenizer import JsonTokenizer
+from engine.context import rotate
 from engine.sampling import Sampling, truncate
 from engine.saved import perplexity
 from explore.broken import BREAKS, Switches, broken, read_broken
@@ -25,7 +26,6 @@ from explore.look import read
 from explore.served import Answers
 from grading import mistakes, small_model
 from grading.rotation import halves, rotate_by_hand
-from rope import rotate
 from tokenizer import Tokenizer
 from utils import UserError
 
@@ -248,7 +248,7 @@ def test_small_parts(thread: Thread, bundled: InspectedModel):
     x = torch.linspace(-6, 6, 1001)
     torch.testing.assert_close(called("gelu", x.tolist()), torch.nn.functional.gelu(x), atol=1e-6, rtol=0)
     config, q = bundled.llama.config, torch.randn(bundled.llama.config.head_dim)
-    far = rotate(q[None, None, None], config.head_dim, config.max_seq_len, config.rope_theta, 30_000)[0, 0, 0]
+    far = rotate(q[None, None, None], 30_000, config.head_dim, config.max_seq_len, config.rope_theta)[0, 0, 0]
     torch.testing.assert_close(called("turned", q.tolist(), 30_000), far, atol=1e-5, rtol=0)
     assert called("argmax", [1, 3, 3, 2]).tolist() == [1] and called("largest", [1, 3, 3, 2], 3).tolist() == [1, 2, 3]
     assert [int(called("drawn", [0.25, 0.25, 0, 0.5], at)) for at in (0, 0.25, 0.5, 0.999)] == [0, 1, 3, 3]

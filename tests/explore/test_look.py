@@ -15,7 +15,6 @@ from conftest import random_llama
 from torch import nn
 
 import rope
-from base_llama import AttentionContext
 from classifier import LlamaEmbeddingClassifier
 from explore.decision import decide, gradient_by_input, occluded, occlusion_starts
 from explore.inspected import InspectedModel, InspectedText, lengths, page_of_model, page_of_rope, to_bytes
@@ -115,8 +114,8 @@ def test_an_edit_on_an_instance_is_seen_and_kept(llama: Llama):
 
 def test_an_edit_of_rope_is_seen(llama: Llama, monkeypatch: pytest.MonkeyPatch):
     plain = rotated(llama.config, 5)
-    turn = rope._rotate_pairs
-    monkeypatch.setattr(rope, "_rotate_pairs", lambda x, cos, sin: turn(x, cos, -sin))
+    table = rope.rope_table
+    monkeypatch.setattr(rope, "rope_table", lambda *settings: (table(*settings)[0], -table(*settings)[1]))
     assert torch.allclose(rotated(llama.config, 5)[..., 1], -plain[..., 1])
     before, after = read(llama, IDS, "causal").queries[0]
     angle = torch.atan2(after[..., 1], after[..., 0]) - torch.atan2(before[..., 1], before[..., 0])
@@ -163,10 +162,8 @@ def test_code_whose_attention_takes_no_mask_is_read_as_it_is(monkeypatch: pytest
 
 
 def test_positions_that_a_method_adds_are_refused(llama: Llama, monkeypatch: pytest.MonkeyPatch):
-    def longer(self: Llama, tokens: torch.Tensor) -> torch.Tensor:
-        return self.tok_embeddings(torch.cat([tokens[:, :1], tokens], dim=1))
-
-    monkeypatch.setattr(Llama, "embed", longer)
+    embed = llama.tok_embeddings.forward
+    monkeypatch.setattr(llama.tok_embeddings, "forward", lambda tokens: embed(torch.cat([tokens[:, :1], tokens], 1)))
     with pytest.raises(UserError, match="adds positions"):
         read(llama, IDS, llama.config.attention)
 
@@ -179,8 +176,7 @@ def test_a_lens_is_the_head_on_the_state_after_a_layer(llama: Llama):
     layers = lenses(llama, record, IDS, 4)
     assert len(layers) == llama.config.n_layers + 1
     with torch.inference_mode():
-        view = AttentionContext.of_text(len(IDS), llama.config.is_causal, torch.device("cpu"))
-        early = llama.norm(llama.layers[0](llama.tok_embeddings(tokens), view))[0] @ llama.output.weight.T
+        early = llama.norm(llama.layers[0](llama.tok_embeddings(tokens)))[0] @ llama.output.weight.T
         expected = early.softmax(-1).topk(4)
         last = llama(tokens, targets=tokens)[0][0].softmax(-1)
     assert torch.allclose(layers[1].probabilities, expected.values, atol=1e-6)
