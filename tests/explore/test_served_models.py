@@ -13,6 +13,7 @@ from error_helpers import check_one_error
 from pages import Trained, trained  # noqa: F401
 from test_serve import ask, request, serving
 
+import rope
 from bert import run
 from bert.config import BertConfig
 from bert.model import Bert
@@ -24,7 +25,7 @@ from explore import __main__ as program
 from explore.inspected import InspectedModel
 from explore.look import read
 from explore.served import Answers
-from llama import Attention
+from llama import Attention, Llama
 from tokenizer import Tokenizer
 
 TEXT = "A warm little film."
@@ -88,6 +89,28 @@ def test_one_head_in_numbers_is_that_of_the_model(edit: str, tokenizer: Tokenize
     scores = torch.tensor([each["score"] for each in row[:4]])
     are_of_scores = torch.allclose(scores.softmax(-1), weights[3, :4], atol=1e-3)
     assert are_of_scores == (edit == "bias") and any(each["isOther"] for each in row) == (edit != "bias")
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "edit"),
+    [
+        (Attention, "compute_query_key_value_scores", lambda own: lambda self, q, *more: own(self, 3 * q, *more)),
+        (Attention, "forward", lambda own: lambda self, x: own(self, 3 * x)),
+        (rope, "rope_table", lambda own: lambda *settings: own(*settings)[::-1]),
+        (Llama, "forward", lambda own: lambda self, tokens, targets=None: own(self, tokens.flip(0, 1), targets)),
+    ],
+    ids=["scores", "attention", "angles", "model"],
+)
+def test_an_edit_is_in_the_next_tokens(place, name: str, edit: Callable, tokenizer: Tokenizer, monkeypatch):
+    """Also behind a text that was read before."""
+    llama = random_llama(attention="causal")
+    monkeypatch.setattr(place, name, edit(getattr(place, name)))
+    answers, ids = Answers(InspectedModel("random", llama, tokenizer)), tokenizer.encode(TEXT, bos=True, eos=False)
+    for added in ([], [5], [5, 6]):
+        answer = answers.answer("next", dict(text=TEXT, added=added, use="right", sampling={"temperature": 0}))
+        p = llama(torch.tensor([ids + added]))[0][0, -1].detach().softmax(-1)
+        shown = {row["id"]: row["plain"] for row in answer["top"]}
+        assert shown == pytest.approx({id: float(p[id]) for id in shown}, abs=1e-5)
 
 
 def test_a_bert_is_refused_in_one_line(classify_flags: Callable, call: Callable, tmp_path: Path):
