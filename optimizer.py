@@ -59,9 +59,8 @@ class AdamW(Optimizer):
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
         """One update of every parameter that has a gradient: the five lines of the class's docstring, in place.
 
-        `self.state[p]` keeps m, v (like p) and the number of the step. For p = 1, g = 2, lr = 0.1 and no decay the
-        first step gives m = 0.2, v = 0.004, alpha_1 = 0.0316 and p = 0.9. closure: recomputes the loss, with gradients;
-        its value is returned. Raises `RuntimeError` for a sparse gradient.
+        `self.state[p]` keeps m, v (like p) and the step. For p = 1, g = 2, lr = 0.1 and no decay the first step gives
+        m = 0.2, v = 0.004, alpha_1 = 0.0316, p = 0.9. closure: recomputes the loss, whose value is returned.
         """
         loss = None
         if closure is not None:
