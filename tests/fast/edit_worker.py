@@ -20,6 +20,7 @@ import torch.nn.functional as F  # noqa: E402
 
 from classifier import LlamaEmbeddingClassifier  # noqa: E402
 from config import LlamaConfig  # noqa: E402
+from engine.generation import SAMPLING, PromptDecoder  # noqa: E402
 from fast import accelerate, compiled, decoder  # noqa: E402
 from llama import Llama  # noqa: E402
 
@@ -34,17 +35,22 @@ def make_model(attention: str) -> Llama:
     return model.eval()
 
 
-def numbers(model: Llama, generator: Any) -> list[float]:
-    """Of a text, of three together, of a classification, of a training step. generator: the model, or its decoder."""
-    out: list[float] = []
-    idx = torch.randint(0, 300, (1, 45), generator=torch.Generator().manual_seed(1))
-    text = generator.generate(idx, 12, temperature=0.0)
-    out += text[0, 45:].tolist()
-    texts = torch.randint(0, 300, (3, 10), generator=torch.Generator().manual_seed(4))
-    out += generator.generate(texts, 12, temperature=0.0)[:, 10:].flatten().tolist()
+def numbers(model: Llama, kernels: bool) -> tuple[list[float], Any]:
+    """Of a text, of three together, of a classification, of a training step; and the decoder, if there are kernels."""
+    generator, out = None, []
+    if kernels:
+        accelerate(model)
+        generator = decoder(model)
+        command = PromptDecoder(model, None, generator, None, 12, dict.fromkeys(SAMPLING), ())
+    for shape, seed in (((1, 45), 1), ((3, 10), 4)):
+        idx = torch.randint(0, 300, shape, generator=torch.Generator().manual_seed(seed))
+        texts = command.continued(idx, 0.0) if kernels else model.generate(idx, 12, temperature=0.0).tolist()
+        out += [number for text in texts for number in text[shape[1] :]]
     settings = SimpleNamespace(num_labels=3, hidden_dropout_prob=0.0, option="finetune")
     torch.manual_seed(2)
     classifier = LlamaEmbeddingClassifier(settings, llama=model)
+    if kernels:
+        accelerate(classifier)
     batch = torch.randint(4, 300, (3, 20), generator=torch.Generator().manual_seed(3))
     batch[1, 15:] = 3
     with torch.inference_mode():
@@ -54,20 +60,18 @@ def numbers(model: Llama, generator: Any) -> list[float]:
     out.append(loss.item())
     out += [parameter.grad.norm().item() for parameter in classifier.parameters() if parameter.grad is not None]
     model.eval()
-    return out
+    return out, generator
 
 
 def outcome(attention: str, *, accelerated: bool) -> dict[str, object]:
-    model = generator = make_model(attention)
+    model, generator = make_model(attention), None
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # which an edit may print on
-            if accelerated:
-                accelerate(model)
-                generator = decoder(model)
-            found: dict[str, object] = {"numbers": numbers(model, generator)}
+            of_model, generator = numbers(model, accelerated)
+            found: dict[str, object] = {"numbers": of_model}
     except (RuntimeError, AssertionError, TypeError) as error:
         found = {"error": type(error).__name__}
-    if accelerated:
+    if generator is not None:
         is_causal = attention == "causal"
         found["loops"] = generator.choice.kernel == "numba" if is_causal else generator._may_compute()
     return found
