@@ -24,8 +24,9 @@ import fast.apply
 import fast.layers
 import fast.linear
 from classifier import LlamaEmbeddingClassifier
+from engine.context import ContextAttention
 from fast import accelerate
-from fast.attention import FusedAttention
+from fast.attention import FusedAttention, FusedContextAttention
 from fast.compact import CompactWeight, quantise, quantise_4
 from fast.kernel import Kernel
 from fast.layers import FusedFeedForward, FusedRMSNorm
@@ -98,11 +99,13 @@ def made_of() -> dict[type, tuple[nn.Module, Kernel]]:
     model = random_llama(dropout=0.1)
     linear, (layer, *_) = nn.Linear(32, 12, bias=False), model.layers
     linears = (OneDNNLinear, Bf16Linear, RoundedLinear, Int8Linear, Int4Linear)
+    of_prefix = ContextAttention(model.config)
     return {
         **{kind: (linear, kind.from_linear(linear)) for kind in linears},
         FusedRMSNorm: (layer.ffn_norm, FusedRMSNorm.from_norm(layer.ffn_norm)),
         FusedFeedForward: (layer.feed_forward, FusedFeedForward.sharing(layer.feed_forward)),
         FusedAttention: (layer.attention, FusedAttention.from_attention(layer.attention)),
+        FusedContextAttention: (of_prefix, FusedContextAttention.from_attention(of_prefix)),
     }
 
 
