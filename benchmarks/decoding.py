@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -32,10 +31,8 @@ from benchmarks.targets import (
 )
 from benchmarks.work import decoding, recomputing
 from config import LlamaConfig
+from engine.decoding import Decoder
 from llama import Llama
-
-if TYPE_CHECKING:
-    from fast.decode import Decoder
 
 Ids = list[int]
 LIBRARIES = {  # the class that computes with it, in a process of its own, and the type of its weights
@@ -66,7 +63,9 @@ class Decoding:
         self.contenders.append(Contender(name, run))
 
     def add_llama(self, name: str, model: Llama | Decoder) -> None:
-        self.add(name, partial(model.generate, temperature=0.0))
+        """model: the plain one is asked as by `--kernels plain`, with a cache."""
+        generator = Decoder(model) if isinstance(model, Llama) else model
+        self.add(name, partial(generator.generate, temperature=0.0))
 
     def add_peers(self, names: tuple[str, ...]) -> None:
         """Those of `names` that are other programs or libraries and are installed."""

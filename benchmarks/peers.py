@@ -25,7 +25,7 @@ from optimizer import AdamW
 from utils import ROOT
 
 if TYPE_CHECKING:
-    from fast.decode import Decoder
+    from engine.decoding import Decoder
 
 DROPOUT = 0.3
 LEARNING_RATE = 2e-5

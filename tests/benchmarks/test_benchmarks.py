@@ -19,10 +19,10 @@ import torch.utils.flop_counter
 from conftest import random_llama
 from error_helpers import ROOT, check_one_error, snapshot
 
-from base_llama import KVCache, causal_mask
 from benchmarks import __main__ as benchmarks_main
 from benchmarks import llama2c, operations, peers, plots, processes, rates, report, run, table, targets, work
 from benchmarks.__main__ import get_args
+from benchmarks.decoding import Decoding
 from benchmarks.measure import Contender, Ratio, Turns, ratio
 from benchmarks.operations import Share
 from benchmarks.peers import Peers
@@ -31,6 +31,8 @@ from benchmarks.run import as_plain
 from benchmarks.table import BenchmarkTask, Line
 from benchmarks.work import Pass, Rates
 from config import LlamaConfig
+from engine.cache import KVCache, last_rows
+from fast.last_position import hidden_state_at, read_one_position
 from llama import Llama
 from utils import UserError
 
@@ -189,8 +191,10 @@ def test_operations_are_those_that_pytorch_counts():
     model = contenders.plain("bidirectional")
     assert work.forward_pass(config, 3, 11, read=11).operations == counted(lambda: model(tokens, targets=tokens))
     last = work.forward_pass(config, 3, 11, outputs=0)
-    assert last.operations == counted(lambda: model.hidden_state_at(tokens, at))
+    assert last.operations == counted(lambda: hidden_state_at(model, tokens, at))
     classifier = contenders.our_classifier(None, "bidirectional")
+    read_one_position(classifier)  # which is what has to be computed
+    counted(lambda: classifier(tokens))  # compares it with llama.py
     assert work.classifying(config, 3, 11, 5)[0].operations == counted(lambda: classifier(tokens))
     optimizer, labels = peers.our_optimizer(classifier), torch.tensor([0, 1, 4])
     step = counted(lambda: peers.train_step(classifier, optimizer, tokens, labels))
@@ -200,17 +204,27 @@ def test_operations_are_those_that_pytorch_counts():
 def test_operations_of_a_step_with_a_cache():
     model = random_llama(attention="causal", hidden_dim=80)
     cache, tokens = KVCache(model, 3, 20), torch.randint(4, 300, (3, 11))
-    model(tokens, cache=cache)
+    cache.read(tokens)
     step = work.forward_pass(model.config, 3, 1, before=11)
-    assert step.operations == counted(lambda: model(tokens[:, :1], cache=cache))
+    assert step.operations == counted(lambda: cache.read(tokens[:, :1]))
     in_layers = sum(weight.numel() for weight in model.layers.parameters() if weight.dim() == 2)
     assert step.weights == in_layers + model.output.weight.numel()
+
+
+def test_the_plain_contender_keeps_what_it_has_read():
+    model, asked = random_llama(attention="causal"), []
+    model.register_forward_pre_hook(lambda module, args: asked.append(args[0].shape[1]))
+    race = Decoding(SimpleNamespace(prompt=lambda rows: torch.tensor([[1, 5, 9]]), sizes=SimpleNamespace(new=4)))
+    race.add_llama("plain", model)
+    race.contenders[0].run()
+    assert asked == [3, 1, 1, 1]
+    assert race.ids["plain"] == model.generate(torch.tensor([[1, 5, 9]]), 4, temperature=0.0).tolist()
 
 
 @pytest.mark.parametrize("asking", [1, 4, 9])
 def test_a_causal_model_sees_the_pairs_of_its_mask(asking: int):
     config = LlamaConfig.from_preset("tiny", attention="causal")
-    assert work.visible_pairs(config, 9, asking) == causal_mask(asking, 9).sum()
+    assert work.visible_pairs(config, 9, asking) == last_rows(asking, 9).sum()
     assert work.visible_pairs(LlamaConfig.from_preset("tiny"), 9, asking) == 9 * asking
 
 
