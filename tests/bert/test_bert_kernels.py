@@ -22,10 +22,10 @@ from bert.config import BertConfig
 from bert.heads import BertForSequenceClassification
 from bert.kernels import FusedBertAttention, scores_check
 from bert.load import load_model
-from engine import runs
+from engine import equivalence, runs
 from engine.data import read_label_names
 from engine.plan import ComputeSettings, InputFile, Plan
-from fast import accelerate, equivalence
+from fast import accelerate
 from fast.linear import OneDNNLinear
 from fast.onednn import has_onednn
 
