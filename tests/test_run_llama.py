@@ -25,6 +25,7 @@ from conftest import FIGURES, ROOT, drive_in, outputs, succeed
 from error_helpers import TEXT_FLAGS, check_one_error
 
 import classifier
+import engine.decoding
 import fast.apply
 import fast.decode
 import llama
@@ -139,7 +140,7 @@ FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arr
         "generate", [0.5], files, [f"generated-sentence-temp-{number}.txt" for number in ("0.5", "0", "1")],
     ),
     "--max_new_tokens": ("generate", [5], ahead, [5, 5, 10]),
-    "--ignore_eos": ("generate", [], "generate.stop_ids", [(), ()]),
+    "--ignore_eos": ("generate", [], lambda seen: [each["stop_ids"] for each in seen["generate.settings"]], [(), ()]),
     "--cuda_graphs": (
         "generate", [], lambda seen: [*re.findall("warning: (.*graphs.*)", seen["stderr"]), *files(seen)],
         [NO_CUDA_GRAPHS, "generated-sentence-temp-0.txt", "generated-sentence-temp-1.txt"],
@@ -240,8 +241,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     note(checkpointer.Checkpointer, "load_resume_point", lambda *args: [])
     note(utils, "choose_device", lambda *args: torch.device("cpu:0"))
     note(fast.apply, "accelerate", lambda *args, **purpose: [])
-    note(fast.decode, "decoder", lambda model, *args, **purpose: model)
-    note(llama.Llama, "generate", lambda model, idx, *args, **settings: idx)
+    note(fast.decode, "decoder", lambda model, *args, **purpose: engine.decoding.Decoder(model))
+    note(engine.decoding.Decoder, "generate", lambda model, idx, *args, **settings: idx)
     note(engine_torchrun, "join", lambda *args, **settings: nullcontext(Alone()))
     return noted
 
