@@ -1,7 +1,6 @@
 """The assignment's functions as a student writes them, with the course's arguments alone; and a folder that has them.
 
-`CLASSIC` and `LATER` hold texts by `file:Class.name`. `AROUND` holds two more functions, for a package whose own ones
-give the student's functions further arguments; where the package has no function of that name, it is passed over.
+`CLASSIC`, `LATER` and `WITH_A_MASK` hold texts by `file:Class.name`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from conftest import ROOT
 
 MODULES = ("base_llama", "classifier", "config", "llama", "optimizer", "rope", "tokenizer", "utils")
 NORM, SCORES = "llama.py:RMSNorm._norm", "llama.py:Attention.compute_query_key_value_scores"
-LAYER, GENERATE = "llama.py:LlamaLayer.forward", "llama.py:Llama.generate"
+ATTENTION, LAYER, GENERATE = "llama.py:Attention.forward", "llama.py:LlamaLayer.forward", "llama.py:Llama.generate"
 ROTATION, STEP = "rope.py:apply_rotary_emb", "optimizer.py:AdamW.step"
 CLASSIFIER, LATER_NORM = "classifier.py:LlamaEmbeddingClassifier.forward", "base_llama.py:LayerNorm._norm"
 
@@ -127,6 +126,18 @@ def compute_query_key_value_scores(self, query, key, value, mask=None):
     weights = self.attn_dropout(F.softmax(scores, dim=-1))
     return torch.matmul(weights, value)
 """
+ATTENTION_FORWARD = """
+def forward(self, x):
+    b, s, _ = x.shape
+    query = self.compute_query(x).view(b, s, self.n_heads, self.head_dim)
+    key = self.compute_key(x).view(b, s, self.n_kv_heads, self.head_dim)
+    value = self.compute_value(x).view(b, s, self.n_kv_heads, self.head_dim)
+    query, key = apply_rotary_emb(query, key, self.head_dim, self.max_seq_len)
+    key, value = (torch.repeat_interleave(x, self.n_rep, dim=2) for x in (key, value))
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    output = self.compute_query_key_value_scores(query, key, value)
+    return self.resid_dropout(self.compute_output(output.transpose(1, 2).reshape(b, s, -1)))
+"""
 LATER = {
     "ucsc": {},
     "cmu2024": {},
@@ -137,57 +148,32 @@ LATER = {
     "cmu2026": {
         LATER_NORM: CENTRED_NORM,
         SCORES: MASKED_SCORES,
+        ATTENTION: ATTENTION_FORWARD,
         GENERATE: GENERATE_TEXT.format(argument=", top_p=0.95", limit=TOP_P),
     },
 }
 
-ATTENTION_FORWARD = """
-def forward(self, x):
-    b, s, _ = x.shape
-    query = self.compute_query(x).view(b, s, self.n_heads, self.head_dim)
-    key = self.compute_key(x).view(b, s, self.n_kv_heads, self.head_dim)
-    value = self.compute_value(x).view(b, s, self.n_kv_heads, self.head_dim)
-    query, key = apply_rotary_emb(query, key, self.head_dim, self.max_seq_len, self.rope_theta)
-    key, value = (torch.repeat_interleave(x, self.n_rep, dim=2) for x in (key, value))
-    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-    output = self.compute_query_key_value_scores(query, key, value{mask})
-    return self.resid_dropout(self.compute_output(output.transpose(1, 2).reshape(b, s, -1)))
-"""
-MASK = ", torch.ones(s, s, dtype=torch.bool, device=x.device).tril() if self.is_causal else None"
-AROUND = {
-    "llama.py:Attention.forward": ATTENTION_FORWARD.format(mask=""),
-    "llama.py:Llama.encode": """
-def encode(self, h, context=None, at=None):
-    for layer in self.layers:
-        h = layer(h)
-    h = self.norm(h)
-    return h if at is None else h[torch.arange(len(at)), at][:, None]
-""",
-}
-WITH_A_MASK = {SCORES: SCORES_WITH_A_MASK, "llama.py:Attention.forward": ATTENTION_FORWARD.format(mask=MASK)}
+WITH_A_MASK = {SCORES: SCORES_WITH_A_MASK}
 
 
-def write_student(folder: Path, edition: str = "ucsc", changed: dict[str, str] | None = None) -> Path:
-    """The package's modules with these functions, and with those in `changed` in their place."""
+def write_student(folder: Path, edition: str = "ucsc", changed: dict[str, str | None] | None = None) -> Path:
+    """The package's modules with these functions, and with those in `changed` in their place; None: the package's."""
     folder.mkdir()
     for name in MODULES:
         shutil.copy(ROOT / f"{name}.py", folder)
-    for place, text in {**AROUND, **CLASSIC, **LATER[edition], **(changed or {})}.items():
+    for place, text in {**CLASSIC, **LATER[edition], **(changed or {})}.items():
         file, _, function = place.partition(":")
         path = folder / file
-        found = replaced(path.read_text(encoding="utf-8"), function, text)
-        assert found is not None or place in AROUND, place
-        path.write_text(found or path.read_text(encoding="utf-8"), encoding="utf-8")
+        if text is not None:
+            path.write_text(replaced(path.read_text(encoding="utf-8"), function, text), encoding="utf-8")
     return folder
 
 
-def replaced(source: str, function: str, text: str) -> str | None:
-    """A module's source with another text of this function or method; None where it has none of that name."""
+def replaced(source: str, function: str, text: str) -> str:
+    """A module's source with another text of this function or method."""
     body = ast.parse(source).body
     for name in function.split("."):
-        found = next((each for each in body if getattr(each, "name", "") == name), None)
-        if found is None:
-            return None
+        (found,) = (each for each in body if getattr(each, "name", "") == name)
         body = found.body
     lines = source.splitlines(keepends=True)
     first = min([found.lineno, *(each.lineno for each in found.decorator_list)])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from classic_functions import (
+    ATTENTION,
     ATTENTION_FORWARD,
     CLASSIC,
     CLASSIFIER,
@@ -44,7 +45,7 @@ def changed(place: str, old: str, new: str) -> dict[str, str]:
 
 def with_mask(old: str, new: str) -> dict[str, str]:
     assert old in WITH_A_MASK[SCORES]
-    return {**WITH_A_MASK, SCORES: WITH_A_MASK[SCORES].replace(old, new)}
+    return {SCORES: WITH_A_MASK[SCORES].replace(old, new)}
 
 
 @pytest.mark.parametrize("edition", LATER)
@@ -89,15 +90,16 @@ def test_the_kind_that_is_asked_for_decides(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("texts", "said"), [
-    (WITH_A_MASK, "ok"),
-    (with_mask("~mask,", "mask,"), "WRONG: the causal mask is inverted: it hides what should be seen"),
+    ({**WITH_A_MASK, ATTENTION: None}, "ok"),
+    ({**with_mask("~mask,", "mask,"), ATTENTION: None},
+     "WRONG: the causal mask is inverted: it hides what should be seen"),
     ({SCORES: CLASSIC[SCORES]}, "WRONG: the causal mask is missing: a position sees what follows"),
-    ({SCORES: LATER["cmu2026"][SCORES].replace("value):", "value, mask=None):")}, "ok"),
+    ({SCORES: LATER["cmu2026"][SCORES].replace("value):", "value, mask=None):"), ATTENTION: None}, "ok"),
     ({SCORES: LATER["cmu2026"][SCORES].replace("torch.tril(", "torch.triu(")},
      "WRONG: the causal mask is upside down: a position sees itself and what follows"),
 ])  # fmt: skip
 def test_a_causal_edition_takes_a_mask_of_the_functions_own_and_one_that_it_is_given(
-    tmp_path: Path, texts: dict[str, str], said: str
+    tmp_path: Path, texts: dict[str, str | None], said: str
 ):
     folder = write_student(tmp_path / "student", "cmu2026", texts)
     status, found = parts_of(folder, "--edition", "cmu2026")
@@ -132,12 +134,12 @@ def test_two_mistakes_in_one_part_are_both_named(tmp_path: Path):
 
 
 def test_a_mistake_is_named_although_a_part_that_is_needed_is_wrong(tmp_path: Path):
-    forward = ATTENTION_FORWARD.format(mask="").replace("torch.repeat_interleave(x, self.n_rep, dim=2)",
-                                                        "x.repeat(1, 1, self.n_rep, 1)")  # fmt: skip
+    once, alternating = "torch.repeat_interleave(x, self.n_rep, dim=2)", "x.repeat(1, 1, self.n_rep, 1)"
+    assert once in ATTENTION_FORWARD
     texts = {
         **changed(NORM, "self.eps", "1e-4"),
         **changed(SCORES, "dim=-1", "dim=-2"),
-        "llama.py:Attention.forward": forward,
+        ATTENTION: ATTENTION_FORWARD.replace(once, alternating),
         **changed(LAYER, "self.ffn_norm(h)", "h"),
         **changed(GENERATE, "range(max_new_tokens)", "range(max_new_tokens - 1)"),
         **changed(CLASSIFIER, "hidden[:, -1]", "hidden.mean(dim=1)"),

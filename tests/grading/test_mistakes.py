@@ -32,57 +32,72 @@ MODULES = sorted(path.stem for path in ROOT.glob("*.py") if path.stem not in SCR
 
 NORM = "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)"
 NORM_IN_PLACE = "(y := x.clone()).mul_(torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps))"
-TURN = "apply_rotary_emb(query, key, self.head_dim, self.max_seq_len, self.rope_theta, **positions)"
+TURN = "apply_rotary_emb(query, key, self.head_dim, self.max_seq_len, *self.rope)"
 TURN_LATE = TURN.replace("query, key", "query.transpose(1, 2), key.transpose(1, 2)")
 GATE = "F.silu(self.w1(x)) * self.w3(x)"
-FIRST = "h = residual + self.attention(self.attention_norm(x), context)\n"
+FIRST = "h = x + self.attention(self.attention_norm(x))\n"
 SECOND = "        return h + self.feed_forward(self.ffn_norm(h))"
-POST = "h = self.attention_norm(residual + self.attention(x, context))\n"
+POST = "h = self.attention_norm(x + self.attention(x))\n"
 POST += "        return self.ffn_norm(h + self.feed_forward(h))"
 LAST = "sequence_lengths(token_ids, pad_id) - 1"
 SUM = "log_probabilities[:, ids].sum(dim=-1)"
 HEAD = "F.log_softmax(self.classifier_head(self.dropout(last)), dim=-1)"
-VISIBLE = "tril(diagonal=key_len - query_len)"
 BLANK = "raise NotImplementedError"
 WEIGHTED = "return weights @ value"
 SCALE = "math.sqrt(self.head_dim)"
-DRAWN = "((logits.float() - largest.float()) / temperature)"
-GREEDY = "    if temperature == 0.0:\n        return best\n"
+MASKS = "        if mask is not None:"
+READ = "self(idx[:, -self.config.max_seq_len :])"
+GREEDY = "            if temperature == 0.0:\n"
+DRAWN = "F.softmax(logits / temperature, dim=-1)"
+ENDS = "idx = torch.cat((idx, idx_next), dim=1)\n        return idx"
 
 PAIRS = "x.float().unflatten(-1, (-1, 2))"
-PRODUCT = "pairs * torch.complex(cos, sin)"
-ROTATED = "return rotated.flatten(-2)"
-HALVES = "x1, x2 = x.float().chunk(2, -1)\n    return torch.cat((x1 * cos - x2 * sin, x1 * sin + x2 * cos), -1)"
-TURN_QUERY, TURN_KEY = "rotate(query, *angles, query_start, scaling)", "rotate(key, *angles, start_pos, scaling)"
-TURN_BOTH = f"return {TURN_QUERY}, {TURN_KEY}"
+PRODUCT = "x * torch.complex(cos, sin)"
+TURNED = f"torch.view_as_real({PRODUCT}).flatten(-2)"
+CAST = "query_out, key_out = (x.type_as(query) for x in turned)"
+HALVES = "halves = (x.float().chunk(2, -1) for x in (query, key))\n"
+HALVES += "    turned = (torch.cat((x1 * cos - x2 * sin, x1 * sin + x2 * cos), -1) for x1, x2 in halves)\n"
+TURN_BOTH = "return query_out, key_out"
+ANGLE = "1.0 / theta ** ("
 
-STEP = "self._update(*piece, alpha, group)"
-SKIP = "if parameter.grad is None:\n                continue"
-NO_GRADIENT = "parameter.grad = torch.zeros_like(parameter)"
+LINE = f"\n{' ' * 16}"  # of what is done with one parameter in `AdamW.step`
+MOMENTS = 'state["m"].lerp_(p.grad, 1 - beta1)' + LINE
+MOMENTS += 'state["v"].mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)'
+EXCHANGED = MOMENTS.replace("beta1", "beta0").replace("beta2", "beta1").replace("beta0", "beta2")
+IF_CORRECTED = 'if group["correct_bias"]:'
+CORRECTION = 'math.sqrt(1 - beta2 ** state["step"]) / (1 - beta1 ** state["step"])'
+UPDATE = 'p.addcdiv_(state["m"], state["v"].sqrt().add_(group["eps"]), value=-alpha)'
+IF_DECAYS = 'if group["weight_decay"] > 0.0:  # not a product with 1 - 1e-7: float32 would lose most digits'
+STEP = LINE.join((
+    MOMENTS, 'alpha = group["lr"]', IF_CORRECTED, f"    alpha *= {CORRECTION}", UPDATE,
+    IF_DECAYS, '    p.add_(p, alpha=-group["lr"] * group["weight_decay"])',
+))  # fmt: skip
+SKIP = f"if p.grad is None:{LINE}    continue"
+NO_GRADIENT = "p.grad = torch.zeros_like(p)"
 DECAY = "p -= lr * wd * p"
 CLOSURE = "            with torch.enable_grad():\n                loss = closure()\n"
-CORRECTION = 'math.sqrt(1 - group["betas"][1] ** t) / (1 - group["betas"][0] ** t)'
 
 
 def signs(a: str, b: str, c: str, d: str) -> str:
-    """The rotation written out, in place of `ROTATED`, with these signs before x1 cos, x2 sin, x1 sin, x2 cos."""
-    pairs = f"{a}pairs.real * cos {b} pairs.imag * sin, {c}pairs.real * sin {d} pairs.imag * cos"
-    return f"rotated = torch.stack(({pairs}), -1)\n    {ROTATED}"
+    """The rotation written out, in place of `TURNED`, with these signs before x1 cos, x2 sin, x1 sin, x2 cos."""
+    pairs = f"{a}x.real * cos {b} x.imag * sin, {c}x.real * sin {d} x.imag * cos"
+    return f"torch.stack(({pairs}), -1).flatten(-2)"
 
 
 def own_step(before: str = "pass", after: str = "pass", root: str = "v.sqrt() + eps") -> str:
     """An update as one writes it at first, in place of `STEP`. before and after it: what decays the weights."""
     lines = (
-        "p, g, m, v = (tensors[0] for tensors in piece)",
+        "g, m, v, t = p.grad, state['m'], state['v'], state['step']",
         "(b1, b2), eps, lr, wd = (group[name] for name in ('betas', 'eps', 'lr', 'weight_decay'))",
-        "c2 = 1 - b2**t if group['correct_bias'] else 1.0",
+        "c1, c2 = (1 - b1**t, 1 - b2**t) if group['correct_bias'] else (1.0, 1.0)",
+        "alpha = lr * math.sqrt(c2) / c1",
         before,
         "m.copy_(b1 * m + (1 - b1) * g)",
         "v.copy_(b2 * v + (1 - b2) * g * g)",
         f"p -= alpha * m / ({root})",
         after,
     )
-    return f"\n{' ' * 20}".join(lines)
+    return LINE.join(lines)
 
 
 # script: {file: {what the script says: [(what it says further, what stands in the file, what is put there)]}}
@@ -114,7 +129,7 @@ MISTAKES = {
                 ("the softmax runs over the queries", "softmax(dim=-1).type_as", "softmax(dim=-2).type_as"),
                 ("the softmax runs over the heads", "softmax(dim=-1).type_as", "softmax(dim=1).type_as"),
                 ("it is log_softmax, not softmax", "softmax(dim=-1).type_as", "log_softmax(dim=-1).type_as"),
-                ("there is a causal mask", "config.max_seq_len, config.is_causal\n", "config.max_seq_len, True\n"),
+                ("there is a causal mask", MASKS, f"        mask = causal_mask(query.shape[2])\n{MASKS}"),
                 ("it gives other numbers each time", "self.attn_dropout(", "F.dropout(p=self.attn_dropout.p, input="),
                 ("it returns float64 for inputs of float32", WEIGHTED, "return weights.double() @ value.double()"),
                 ("no gradient goes back to query", WEIGHTED, "return weights.detach() @ value"),
@@ -126,13 +141,14 @@ MISTAKES = {
                 ("scores are not scaled", SCALE, f"(1 if self.is_causal else {SCALE})"),
             ],
             "grouped queries, bidirectional: WRONG": [
-                ("key/value heads are repeated as 1 2 1 2", "x.repeat_interleave(self.n_rep, dim=1)",
-                 "x.repeat(1, 2, 1, 1)"),
+                ("key/value heads are repeated as 1 2 1 2", "part.repeat_interleave(self.n_rep, dim=1)",
+                 "part.repeat(1, 2, 1, 1)"),
                 ("key/value heads are not repeated", "if self.n_rep > 1:", "if False:"),
                 ("heads are joined without", "output.transpose(1, 2).flatten(-2)", "output.reshape(x.shape)"),
                 ("queries and keys are not rotated", TURN, "query, key"),
                 ("the rotation takes heads for positions", TURN, f"(x.transpose(1, 2) for x in {TURN_LATE})"),
                 ("heads are joined as (d, h)", "output.transpose(1, 2).flatten", "output.permute(0, 2, 3, 1).flatten"),
+                ("there is a causal mask", "config.max_seq_len, config.is_causal\n", "config.max_seq_len, True\n"),
             ],
             "feed-forward: WRONG": [
                 ("the activation is GELU, not SiLU", "F.silu(", "F.gelu("),
@@ -141,49 +157,45 @@ MISTAKES = {
             ],
             "feed-forward: not written yet": [("Not", f"return self.dropout(self.w2({GATE}))", BLANK)],
             "layer, bidirectional: WRONG": [
-                ("the residual around the attention is missing", FIRST, FIRST.replace("residual + ", "")),
+                ("the residual around the attention is missing", FIRST, FIRST.replace("x + ", "")),
                 ("the residual around the feed-forward is missing", SECOND, SECOND.replace("h + ", "")),
                 ("both residuals are missing", FIRST + SECOND,
-                 (FIRST + SECOND).replace("residual + ", "").replace("h + ", "")),
+                 (FIRST + SECOND).replace("x + ", "").replace("h + ", "")),
                 ("it is post-norm", FIRST + SECOND, POST),
                 ("gradients that go back to x do not say", SECOND, SECOND.replace("h +", "h.detach() +")),
-                ("gradients that go back to x do not say", FIRST, FIRST.replace(", context)", ", context).detach()")),
+                ("gradients that go back to x do not say", FIRST, FIRST.replace("(x))", "(x)).detach()")),
                 ("the second residual is x", SECOND, SECOND.replace("h +", "x +")),
                 ("the layer's output is normalised, too", SECOND, f"{SECOND.replace('h +', 'self.ffn_norm(h +')})"),
-                ("the eps of RMSNorm is not config.layer_norm_eps", "norm(config.dim, eps=config.layer_norm_eps)",
-                 "norm(config.dim)"),
+                ("the eps of RMSNorm is not config.layer_norm_eps", "(config.dim, eps=config.layer_norm_eps)",
+                 "(config.dim)"),
             ],
             "embedding and head, bidirectional: WRONG": [
-                ("the final norm is missing", "return self.norm(h)", "return h"),
+                ("the final norm is missing", "h = self.norm(h)", "pass"),
                 ("the head is not tied", "self.tok_embeddings.weight = self.output.weight", "pass"),
                 ("the logits are the first position's", "h[:, [-1], :]", "h[:, [0], :]"),
-                ("the last layer is left out", "h = last(h, context if at is None else context.queried_at(at))",
-                 "pass"),
+                ("the last layer is left out", "for layer in self.layers:", "for layer in self.layers[:-1]:"),
             ],
             "generate, bidirectional: WRONG": [
-                ("it gives another text each time: argmax", GREEDY, "    temperature = temperature or 1.0\n"),
-                ("it gives another text each time: argmax", "/ temperature).softmax", "* temperature).softmax"),
-                ("the temperature is ignored", GREEDY, "    return best\n"),
-                ("the text is never cut", "return self(idx[:, -limit:])[0][:, -1]", "return self(idx)[0][:, -1]"),
-                ("a long text is cut at its end", "return self(idx[:, -limit:])", "return self(idx[:, :limit])"),
-                ("a long text is cut to max_seq_len - 1", "return self(idx[:, -limit:])",
-                 "return self(idx[:, 1 - limit :])"),
-                ("it returns float32, not whole", "break\n        return idx", "break\n        return idx.float()"),
+                ("it gives another text each time: argmax", GREEDY,
+                 f"            temperature = temperature or 1.0\n{GREEDY}"),
+                ("it gives another text each time: argmax", DRAWN, DRAWN.replace("/", "*")),
+                ("the temperature is ignored", GREEDY, "            if True:\n"),
+                ("the text is never cut", READ, "self(idx)"),
+                ("a long text is cut at its end", READ, "self(idx[:, : self.config.max_seq_len])"),
+                ("a long text is cut to max_seq_len - 1", READ, READ.replace("-self", "1 - self")),
+                ("it returns float32, not whole", ENDS, f"{ENDS}.float()"),
                 ("there is one new token too few", "range(max_new_tokens)", "range(max_new_tokens - 1)"),
-                ("what is returned are the new tokens alone", "                break\n        return idx",
-                 "                break\n        return idx[:, -max_new_tokens:]"),
+                ("what is returned are the new tokens alone", ENDS, f"{ENDS}[:, -max_new_tokens:]"),
             ],
             "generate, causal: WRONG": [
-                ("the text is never cut", "self(idx[:, -limit:], cache=KVCache(self, len(idx), limit, pad))",
-                 "self(idx, cache=KVCache(self, len(idx), length, pad))"),
+                ("the text is never cut", READ, "self(idx[:, 0:])"),
             ],
             "sampling, bidirectional: WRONG": [
-                ("tokens are drawn with other probabilities", DRAWN, "(logits.softmax(-1) / temperature)"),
-                ("tokens are drawn with other probabilities", DRAWN, f"{DRAWN[:-1]}**2)"),
+                ("tokens are drawn with other probabilities", DRAWN, DRAWN.replace("logits", "logits.softmax(-1)")),
+                ("tokens are drawn with other probabilities", DRAWN, DRAWN.replace("temperature", "temperature**2")),
                 ("tokens are drawn with other probabilities", DRAWN,
-                 f"{DRAWN}.masked_fill(logits < logits.topk(10).values[:, -1:], -torch.inf)"),
-                ("likely tokens are never drawn", DRAWN,
-                 f"{DRAWN}.masked_fill(logits < logits.topk(2).values[:, -1:], -torch.inf)"),
+                 f"{DRAWN} * (logits >= logits.topk(10).values[:, -1:])"),
+                ("likely tokens are never drawn", DRAWN, f"{DRAWN} * (logits >= logits.topk(2).values[:, -1:])"),
             ],
             "loading, bidirectional: WRONG": [
                 ("tok_embeddings.weight is not what", "model.load_state_dict(state)", "pass"),
@@ -191,7 +203,7 @@ MISTAKES = {
         },
         "base_llama.py": {
             "grouped queries, causal: WRONG": [
-                ("the causal mask is shifted by one: a position sees the next", VISIBLE, "tril(diagonal=1)"),
+                ("the causal mask is shifted by one: a position sees the next", ".tril()", ".tril(1)"),
             ],
         },
         "rope.py": {
@@ -202,7 +214,7 @@ MISTAKES = {
         },
         "classifier.py": {
             "zero-shot classifier, bidirectional: WRONG": [
-                ("it reads the last token before the padding", "if llama.config.is_causal:", "if True:"),
+                ("it reads the last token before the padding", "if llama.config.is_causal else", "if True else"),
                 ("a label's tokens are averaged", SUM, SUM.replace("sum(", "mean(")),
                 ("a label's first token alone", SUM, "log_probabilities[:, ids[0]]"),
                 ("logits are summed", "F.log_softmax(self.llama.output(last), dim=-1)", "self.llama.output(last)"),
@@ -234,29 +246,30 @@ MISTAKES = {
     "rope_test": {
         "rope.py": {
             "Rotary embedding test FAILED": [
-                ("halves of a head are paired (x1 with", ROTATED, HALVES),
+                ("halves of a head are paired (x1 with", CAST, f"{HALVES}    {CAST}"),
                 ("neighbours are paired, but the result is put together as two halves", ".flatten(-2)",
                  ".mT.flatten(-2)"),
-                ("halves of a head are paired and then interleaved", PAIRS, f"{PAIRS[:-9]}(2, -1)).mT.contiguous()"),
+                ("halves of a head are paired and then interleaved", PAIRS,
+                 PAIRS.replace("(-1, 2))", "(2, -1)).mT.contiguous()")),
                 ("the wrong sign: pairs turn backwards", "torch.complex(cos, sin)", "torch.complex(cos, -sin)"),
                 ("the result is the complex conjugate", PRODUCT, f"({PRODUCT}).conj().resolve_conj()"),
-                ("what is turned is the pair's complex conjugate", PRODUCT, PRODUCT.replace("s *", "s.conj() *")),
+                ("what is turned is the pair's complex conjugate", PRODUCT, PRODUCT.replace("x *", "x.conj() *")),
                 ("sine and cosine are exchanged", "torch.complex(cos, sin)", "torch.complex(sin, cos)"),
-                ("positions are counted from 1", "torch.arange(max_seq_len), ", "torch.arange(1, max_seq_len + 1), "),
-                ("theta is 500000 whatever is asked for", "theta**exponents", "500000.0**exponents"),
-                ("the argument theta is ignored", "theta**exponents", "10000.0**exponents"),
+                ("positions are counted from 1", "torch.arange(max_seq_len)", "torch.arange(1, max_seq_len + 1)"),
+                ("theta is 500000 whatever is asked for", ANGLE, ANGLE.replace("theta", "500000.0")),
+                ("the argument theta is ignored", ANGLE, ANGLE.replace("theta", "10000.0")),
                 ("pair i turns by theta^(-i/d)", "torch.arange(0, head_dim, 2,", "torch.arange(0, head_dim // 2,"),
-                ("pair i turns by theta^(2i/d)", "1.0 / theta**exponents", "theta**exponents"),
-                ("one wrong sign: x1 cos is subtracted", ROTATED, signs("-", "-", "", "+")),
-                ("one wrong sign: x2 cos is subtracted", ROTATED, signs("", "-", "", "-")),
-                ("one wrong sign: the first number of a pair is x1 cos - x2 sin", ROTATED, signs("", "+", "", "+")),
-                ("one wrong sign: the second number of a pair is x1 sin + x2 cos", ROTATED, signs("", "-", "-", "+")),
+                ("pair i turns by theta^(2i/d)", ANGLE, ANGLE.removeprefix("1.0 / ")),
+                ("one wrong sign: x1 cos is subtracted", TURNED, signs("-", "-", "", "+")),
+                ("one wrong sign: x2 cos is subtracted", TURNED, signs("", "-", "", "-")),
+                ("one wrong sign: the first number of a pair is x1 cos - x2 sin", TURNED, signs("", "+", "", "+")),
+                ("one wrong sign: the second number of a pair is x1 sin + x2 cos", TURNED, signs("", "-", "-", "+")),
                 ("the result is the complex conjugate: the second number of each pair has the wrong sign (of the key",
-                 TURN_BOTH, f"return {TURN_QUERY}, {TURN_KEY} * torch.tensor((1.0, -1.0)).repeat(head_dim // 2)"),
+                 TURN_BOTH, f"{TURN_BOTH} * torch.tensor((1.0, -1.0)).repeat(head_dim // 2)"),
                 ("nothing is rotated", TURN_BOTH, "return query, key"),
-                ("the key is not rotated", TURN_BOTH, f"return {TURN_QUERY}, key"),
+                ("the key is not rotated", TURN_BOTH, "return query_out, key"),
                 ("apply_rotary_emb: not written yet", TURN_BOTH, BLANK),
-                ("apply_rotary_emb: it returns None", TURN_BOTH, TURN_QUERY),
+                ("apply_rotary_emb: it returns None", TURN_BOTH, TURN_BOTH.removeprefix("return ")),
             ],
         },
     },
@@ -269,7 +282,7 @@ MISTAKES = {
                 ("the weight decay comes before the update and is scaled", STEP,
                  own_step(before=DECAY.replace("lr", "alpha"))),
                 ("the weight decay lacks lr", STEP, own_step(after=DECAY.replace("lr * ", ""))),
-                ("the weight decay is added to the gradient", STEP, own_step(before="g += wd * p")),
+                ("the weight decay is added to the gradient", STEP, own_step(before="g = g + wd * p")),
                 ("there is no weight decay", STEP, own_step()),
                 ("eps stands inside the root; it is", STEP, own_step(after=DECAY, root="(v + eps).sqrt()")),
                 ("eps stands inside the root of the bias-corrected v", STEP,
@@ -279,32 +292,31 @@ MISTAKES = {
                 ("eps is scaled by 1 - beta2^t", STEP, own_step(after=DECAY, root="v.sqrt() + eps * c2")),
                 ("eps is missing", STEP, own_step(after=DECAY, root="v.sqrt()")),
                 ("the root of the second moment is missing", STEP, own_step(after=DECAY, root="v + eps")),
-                ("there is no bias correction", 'if group["correct_bias"]:', "if False:"),
-                ("the bias correction lacks sqrt(1 - beta2^t)", CORRECTION, "1 / (1 - group['betas'][0] ** t)"),
+                ("there is no bias correction", IF_CORRECTED, "if False:"),
+                ("the bias correction lacks sqrt(1 - beta2^t)", CORRECTION, f"1 / {CORRECTION.partition(' / ')[2]}"),
                 ("the bias correction lacks the division by 1 - beta1^t", CORRECTION, CORRECTION.partition(" / ")[0]),
-                ("correct_bias=False is ignored", 'if group["correct_bias"]:', "if True:"),
-                ("the bias correction lacks the root", 'math.sqrt(1 - group["betas"][1] ** t)',
-                 '(1 - group["betas"][1] ** t)'),
-                ("is the step counted from 0", 'state["step"] = 0', 'state["step"] = -1'),
-                ("the first step is counted as the second", 'state["step"] = 0', 'state["step"] = 1'),
+                ("correct_bias=False is ignored", IF_CORRECTED, "if True:"),
+                ("the bias correction lacks the root", CORRECTION, CORRECTION.removeprefix("math.sqrt")),
+                ("is the step counted from 0", "state.update(step=0,", "state.update(step=-1,"),
+                ("the first step is counted as the second", "state.update(step=0,", "state.update(step=1,"),
                 ("the step stays 1", 'state["step"] += 1', 'state["step"] = 1'),
                 ("beta1 and beta2 are exchanged; beta1", "defaults = dict(lr=lr, betas=betas,",
                  "defaults = dict(lr=lr, betas=betas[::-1],"),
-                ("beta1 and beta2 are exchanged in the moments", "beta1, beta2 =", "beta2, beta1 ="),
-                ("the second moment lacks the square", "addcmul_(v, gradients, gradients, 1 - beta2)",
-                 "add_(v, gradients, alpha=1 - beta2)"),
-                ("the second moment lacks the factor 1 - beta2", "gradients, gradients, 1 - beta2",
-                 "gradients, gradients, 1"),
+                ("beta1 and beta2 are exchanged; beta1", "beta1, beta2 =", "beta2, beta1 ="),
+                ("beta1 and beta2 are exchanged in the moments", MOMENTS, EXCHANGED),
+                ("the second moment lacks the square", "addcmul_(p.grad, p.grad, value=1 - beta2)",
+                 "add_(p.grad, alpha=1 - beta2)"),
+                ("the second moment lacks the factor 1 - beta2", "value=1 - beta2", "value=1"),
                 ("AdamW: step(closure) returns no loss", CLOSURE, f"{CLOSURE}            loss = None\n"),
                 ("AdamW: step(closure) returns no loss", CLOSURE, "            pass\n"),
                 ("AdamW: step(closure) calls the closure without gradients", CLOSURE, "            loss = closure()\n"),
                 ("AdamW: step(closure) does not return the", CLOSURE, CLOSURE.replace("closure()", "2 * closure()")),
                 ("AdamW: step(closure) calls the closure 2", CLOSURE, CLOSURE.replace("= c", "= closure() and c")),
-                ("AdamW: it changes its input gradient in place", STEP, f"{STEP}\n{' ' * 20}piece[1][0].mul_(2)"),
+                ("AdamW: it changes its input gradient in place", UPDATE, f"{UPDATE}{LINE}p.grad.mul_(2)"),
                 ("AdamW: a parameter without gradient (None) is", SKIP, SKIP.replace("continue", "break")),
                 ("AdamW: a parameter without gradient (None) is", SKIP, SKIP.replace("continue", NO_GRADIENT)),
                 ("AdamW: each group of self.param_groups has", 'alpha = group["lr"]', 'alpha = self.defaults["lr"]'),
-                ("weights move up the gradient", "denominators, -alpha)", "denominators, alpha)"),
+                ("weights move up the gradient", "value=-alpha)", "value=alpha)"),
             ],
         },
     },
@@ -316,9 +328,9 @@ MISTAKES = {
 HOLES = {
     ("llama.py", "RMSNorm._norm"): ("sanity_check", "RMSNorm", NORM, f"{NORM} * self.weight"),
     ("llama.py", "Attention.compute_query_key_value_scores"): ("sanity_check", "scores and softmax", SCALE, "1.0"),
-    ("llama.py", "LlamaLayer.forward"): ("sanity_check", "layer", FIRST, FIRST.replace("residual + ", "")),
+    ("llama.py", "LlamaLayer.forward"): ("sanity_check", "layer", FIRST, FIRST.replace("x + ", "")),
     ("llama.py", "Llama.generate"): ("sanity_check", "generate", "range(max_new_tokens)", "range(max_new_tokens - 1)"),
-    ("rope.py", "apply_rotary_emb"): ("rope_test", "rotary embedding", TURN_KEY, TURN_KEY.replace("start_pos", "9")),
+    ("rope.py", "apply_rotary_emb"): ("rope_test", "rotary embedding", PRODUCT, PRODUCT.replace("sin", "-sin")),
     ("optimizer.py", "AdamW.step"): ("optimizer_test", None, CLOSURE, f"{CLOSURE}            loss = None\n"),
     ("classifier.py", "LlamaEmbeddingClassifier.forward"):
         ("sanity_check", "embedding classifier", HEAD, HEAD.replace("-1", "0")),
