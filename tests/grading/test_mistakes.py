@@ -33,7 +33,7 @@ MODULES = sorted(path.stem for path in ROOT.glob("*.py") if path.stem not in SCR
 NORM = "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)"
 NORM_IN_PLACE = "(y := x.clone()).mul_(torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps))"
 TURN = "apply_rotary_emb(query, key, self.head_dim, self.max_seq_len, *self.rope)"
-TURN_LATE = TURN.replace("query, key", "query.transpose(1, 2), key.transpose(1, 2)")
+TURN_LATE = TURN.replace("query, key", "x.transpose(1, 2), x.transpose(1, 2)")  # each by itself: heads may be fewer
 GATE = "F.silu(self.w1(x)) * self.w3(x)"
 FIRST = "h = x + self.attention(self.attention_norm(x))\n"
 SECOND = "        return h + self.feed_forward(self.ffn_norm(h))"
@@ -146,7 +146,8 @@ MISTAKES = {
                 ("key/value heads are not repeated", "if self.n_rep > 1:", "if False:"),
                 ("heads are joined without", "output.transpose(1, 2).flatten(-2)", "output.reshape(x.shape)"),
                 ("queries and keys are not rotated", TURN, "query, key"),
-                ("the rotation takes heads for positions", TURN, f"(x.transpose(1, 2) for x in {TURN_LATE})"),
+                ("the rotation takes heads for positions", TURN,
+                 f"({TURN_LATE}[0].transpose(1, 2) for x in (query, key))"),
                 ("heads are joined as (d, h)", "output.transpose(1, 2).flatten", "output.permute(0, 2, 3, 1).flatten"),
                 ("there is a causal mask", "config.max_seq_len, config.is_causal\n", "config.max_seq_len, True\n"),
             ],
