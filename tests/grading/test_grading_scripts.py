@@ -26,10 +26,11 @@ import rope_test
 import sanity_check
 from grading import adamw, parts, published, questions, reference, rotation, small_model
 from grading.compare import alike
-from grading.editions import ATTENTION_KINDS
+from grading.editions import ATTENTION_KINDS, EDITIONS
 from grading.programs import GradingError, run_main
 from grading.published import PublishedLabels, label_row
 from grading.reference import Reference, check_model
+from handout.writing import write_handout
 from optimizer import AdamW
 
 TOKENS = torch.tensor([[1, 45, 299, 7, 0, 0], [1, 45, 8, 260, 9, 3]])
@@ -44,11 +45,14 @@ def test_they_pass_from_any_folder_with_one_closing_line(script: str, run: Calla
     assert done.returncode == 0 and done.stdout.splitlines()[-1].endswith("test passed!") and not done.stderr
 
 
-def call_main(monkeypatch: pytest.MonkeyPatch, script: ModuleType, *flags: object) -> int:
-    """Run a script in this process, on the modules as they are here."""
-    monkeypatch.setattr(sys, "argv", [script.__name__, *map(str, flags)])
-    monkeypatch.setattr(script, "student_of", lambda args: LocalStudent(ROOT))
-    return run_main(script.main)
+def call_main(monkeypatch: pytest.MonkeyPatch, script: ModuleType, *flags: object, code: Path | None = None) -> int:
+    """Run a script in this process, on the modules as they are here; code: on those of a folder, in a process."""
+    given = () if code is None else ("--code", code)
+    monkeypatch.setattr(sys, "argv", [script.__name__, *map(str, (*given, *flags))])
+    with monkeypatch.context() as patch:
+        if code is None:
+            patch.setattr(script, "student_of", lambda args: LocalStudent(ROOT))
+        return run_main(script.main)
 
 
 class FactorDecay(AdamW):
@@ -293,8 +297,14 @@ def test_the_stored_numbers_are_what_transformers_computes_now():
     assert all(alike(stored[name], computed[name], 2e-6) for name in stored)
 
 
-def sanity(monkeypatch: pytest.MonkeyPatch, *flags: object) -> int:
-    return call_main(monkeypatch, sanity_check, *flags)
+def sanity(monkeypatch: pytest.MonkeyPatch, *flags: object, code: Path | None = None) -> int:
+    return call_main(monkeypatch, sanity_check, *flags, code=code)
+
+
+def handed_out(folder: Path, edition: str) -> Path:
+    """The files of an edition as those have them who have written all of its holes."""
+    write_handout(folder / edition, edition, holes=[])
+    return folder / edition
 
 
 def test_the_parts_of_a_right_model_are_printed_where_asked_for(monkeypatch, capsys: pytest.CaptureFixture):
@@ -346,12 +356,13 @@ def test_an_edition_with_another_norm_is_checked_against_its_own_tensors(monkeyp
     flags = ["--pretrained-model-path", tmp_path / "stories42M.pt", "--data", tmp_path / "sanity_check.data"]
     for edition, attention in (("cmu2026", "causal"), ("cmu2025", "bidirectional")):
         with monkeypatch.context() as patch:
-            patch.setattr(llama, "RMSNorm", lambda dim, eps: torch.nn.LayerNorm(dim, eps, bias=False))
+            patch.setitem(llama.NORMS, "rms", lambda dim, eps: torch.nn.LayerNorm(dim, eps, bias=False))
             save_course_files(tmp_path, attention=attention)
-        assert sanity(monkeypatch, *flags, "--edition", edition) == 0
+        assert sanity(monkeypatch, *flags, "--edition", edition, code=handed_out(tmp_path, edition)) == 0
         captured = capsys.readouterr()
         assert f"{attention} attention" in captured.out and "parts" not in captured.err
-    assert sanity(monkeypatch, *flags, "--edition", "cmu2026") == 1  # has a mask
+    code = tmp_path / "cmu2025"
+    assert sanity(monkeypatch, *flags, "--edition", "cmu2026", code=tmp_path / "cmu2026") == 1  # has a mask
     assert "layer, causal" in capsys.readouterr().out  # the parts are named, as the whole is wrong
     assert sanity(monkeypatch, *flags) == 1
     with monkeypatch.context() as patch:
@@ -360,14 +371,27 @@ def test_an_edition_with_another_norm_is_checked_against_its_own_tensors(monkeyp
     digest = hashlib.sha256((tmp_path / "sanity_check.data").read_bytes()).hexdigest()[:16]
     with monkeypatch.context() as patch:  # the file of one edition, and another one named
         patch.setitem(reference.PUBLISHED_TENSORS, digest, ("layer", "bidirectional"))
-        assert sanity(patch, *flags, "--edition", "cmu2025") == 0 and sanity(patch, *flags) == 2
+        assert sanity(patch, *flags, "--edition", "cmu2025", code=code) == 0 and sanity(patch, *flags) == 2
         check_one_error(2, capsys.readouterr().err, "sanity_check.data is that of cmu2025: name it with --edition")
-    monkeypatch.setattr(llama, "LayerNorm", llama.RMSNorm)
+    source, mean = (code / "base_llama.py").read_text(encoding="utf-8"), " - x.mean(-1, keepdim=True)"
+    assert source.count(mean) == 1
+    (code / "base_llama.py").write_text(source.replace(mean, ""), encoding="utf-8")
     capsys.readouterr()
-    assert sanity(monkeypatch, *flags, "--edition", "cmu2025") == 1
+    assert sanity(monkeypatch, *flags, "--edition", "cmu2025", code=code) == 1
     first, last = capsys.readouterr().out.splitlines()
     assert first == "cmu2025 has LayerNorm, and llama.py computes RMSNorm: its numbers cannot be the same."
     assert last.startswith("Sanity check FAILED")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("edition", ["cmu2025", "cmu2026"])
+def test_of_the_package_itself_a_later_edition_takes_all_but_the_sampling(monkeypatch, capsys, edition: str):
+    """Its `generate` draws from all tokens."""
+    assert sanity(monkeypatch, "--parts", "--edition", edition, "--json") == 1
+    told = json.loads(capsys.readouterr().out)
+    (wrong,) = (one for one in told["parts"] if one["verdict"] != "ok")
+    assert wrong["name"] == f"sampling, {EDITIONS[edition].attention}" and wrong["verdict"] == "WRONG"
+    assert wrong["sentence"].startswith("tokens are drawn that the edition's sampling leaves out")
 
 
 def test_every_mistake_in_the_later_norm_and_in_clipping_has_numbers_of_its_own():
@@ -428,12 +452,15 @@ def test_the_unit_scripts_refuse_arguments_that_they_do_not_know(monkeypatch, ca
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--edition", "cmu2025"]])
 @pytest.mark.parametrize("script", [rope_test, optimizer_test, sanity_check])
-def test_with_json_a_script_prints_one_object(monkeypatch, capsys, script: ModuleType, flags: list[str]):
+def test_with_json_a_script_prints_one_object(
+    monkeypatch, capsys, script: ModuleType, flags: list[str], tmp_path: Path
+):
+    code = handed_out(tmp_path, flags[1]) if flags else None
     if script is sanity_check:
         flags = [*flags, "--parts"]
-    assert call_main(monkeypatch, script, *flags) == 0
+    assert call_main(monkeypatch, script, *flags, code=code) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert call_main(monkeypatch, script, *flags, "--json") == 0
+    assert call_main(monkeypatch, script, *flags, "--json", code=code) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["lines"] == lines and told["status"] == 0 and told["script"] == f"{script.__name__}.py"
     assert told["edition"] == (flags[1] if flags[:1] == ["--edition"] else "ucsc")
