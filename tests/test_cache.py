@@ -130,6 +130,15 @@ def test_every_new_token_is_announced():
     assert torch.equal(torch.cat(seen, dim=1), ids[:, 2:])
 
 
+def test_a_text_begins_at_position_0_whatever_padding_is_before_it():
+    """Where rotation tells distances alone, logits do not depend on it; but angles of far positions are less exact."""
+    pad = torch.tensor([0, 2, 4])
+    for padding, starts in ((pad, [[0, -2, -4], [5, 3, 1]]), (None, [0, 5]), (0 * pad, [0, 5])):
+        cache = KVCache(causal(), 3, 8, padding)
+        for new, start in zip((5, 1), starts, strict=True):
+            assert torch.as_tensor(cache.extend(new).start).tolist() == start
+
+
 def test_a_full_cache_is_an_error():
     model = random_llama(attention="causal")
     cache = KVCache(model, 1, 3)

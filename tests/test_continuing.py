@@ -215,12 +215,16 @@ def without_one_token(plain: Callable) -> Callable:
     """The end of a text, say, is never chosen."""
 
     def generate(self: Llama, idx: torch.Tensor, max_new_tokens: int, temperature: float = 1.0) -> torch.Tensor:
-        def choose(logits: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
-            return sample_next(logits.index_fill(-1, torch.tensor([2]), -math.inf), temperature)
+        for _ in range(max_new_tokens):
+            logits = self(idx[:, -self.config.max_seq_len :])[0][:, -1].index_fill(-1, torch.tensor([2]), -math.inf)
+            if temperature == 0.0:
+                idx_next = logits.argmax(-1, keepdim=True)
+            else:
+                idx_next = torch.multinomial(F.softmax(logits / temperature, dim=-1), 1)
+            idx = torch.cat((idx, idx_next), dim=1)
+        return idx
 
-        return continue_texts(self, idx, max_new_tokens, choose=choose)
-
-    return generate
+    return torch.inference_mode()(generate)
 
 
 def greedy_after_20_tokens(plain: Callable) -> Callable:

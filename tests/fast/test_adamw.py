@@ -251,6 +251,9 @@ def test_an_edited_step_may_compute_nothing(monkeypatch: pytest.MonkeyPatch, cap
 
 def test_an_edited_step_may_take_other_inputs(monkeypatch: pytest.MonkeyPatch):
     optimizer = accelerated(AdamW(parameters(), lr=0.01))
+    for inputs, named in (((None, 2.0), {}), ((), {"scale": 3.0}), ((None,), {"closure": None})):
+        with pytest.raises(TypeError):  # as long as it does not
+            optimizer.step(*inputs, **named)
     taken: list[tuple] = []
     monkeypatch.setattr(AdamW, "step", lambda self, *inputs, **named: taken.append((inputs, named)) or 7)
     assert [optimizer.step(None, 2.0), optimizer.step(scale=3.0), optimizer.step()] == [7, 7, 7]
