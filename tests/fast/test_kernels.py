@@ -24,7 +24,9 @@ import fast.apply
 import fast.layers
 import fast.linear
 from classifier import LlamaEmbeddingClassifier
+from engine.cache import KVCache
 from engine.context import ContextAttention
+from engine.passes import why_no_context
 from fast import accelerate
 from fast.attention import FusedAttention, FusedContextAttention
 from fast.compact import CompactWeight, quantise, quantise_4
@@ -130,6 +132,26 @@ def test_what_is_hung_on_either_is_seen_by_both(kind: type, on_kernel: bool):
     x = torch.randn(2, 3, {nn.Linear: 32}.get(kind.replaces, config.dim), requires_grad=True)
     other(x).sum().backward()
     assert called == ["before", "after", (1, 1)]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_a_cache_is_read_by_the_fused_attention(monkeypatch: pytest.MonkeyPatch, precision: str):
+    """Of texts behind padding as well, whose mask the kernel gets."""
+    model, pad = random_llama(attention="causal", n_kv_heads=2), torch.tensor([0, 2])
+    expected = KVCache(model, *TOKENS.shape, pad).read(TOKENS)
+    accelerate(model, precision)
+    assert why_no_context(model) is None
+    cache, asked = KVCache(model, *TOKENS.shape, pad), []
+    assert {type(attention) for attention in cache.reader.attentions} == {FusedContextAttention}
+    fused = F.scaled_dot_product_attention
+    monkeypatch.setattr(
+        F, "scaled_dot_product_attention", lambda *args, **how: asked.append(how) or fused(*args, **how)
+    )
+    pieces = [cache.read(piece) for piece in TOKENS.split([4, 1, 2], dim=1)]
+    assert len(asked) == 3 * model.n_layers and all(how["attn_mask"] is not None for how in asked)
+    near = {"fp32": 1e-5, "bf16": 3e-2, "int8": 5e-2}[precision]
+    assert_near(torch.cat([h for _, h in pieces], dim=1), expected[1], near)
+    assert_near(pieces[-1][0], expected[0], near)
 
 
 @pytest.mark.parametrize("damage", [math.nan, math.inf, 1e25])
