@@ -28,8 +28,8 @@ class FusedAdamW(AdamW):
     def step(self, *inputs: Any, **named: Any) -> Any:
         """As `AdamW.step`, which an edit may give more arguments."""
         if len(inputs) + len(named) > 1 or not named.keys() <= {"closure"} or not STEP_CHECK.holds():
-            # the class's own; PyTorch has wrapped it, as it has this one, in the calls of hooks
-            return getattr(AdamW.step, "__wrapped__", AdamW.step)(self, *inputs, **named)
+            step = AdamW.step  # the class's own; PyTorch has wrapped it, as it has this one, in the calls of hooks
+            return (step.__wrapped__ if getattr(step, "hooked", False) else step)(self, *inputs, **named)
         closure = (*inputs, named.get("closure"))[0]
         loss = None
         if closure is not None:
