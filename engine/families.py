@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import nn
 
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier, read_last
@@ -161,6 +162,7 @@ def load_llama(
 
     A Hugging Face directory may have more embeddings than pieces (to round up the matrix): that is only a warning.
     """
+    random_state = torch.get_rng_state()
     if norm is None and is_gguf(path) and os.fspath(tokenizer or path) == os.fspath(path):
         gguf_model = import_part("convert.gguf_model", "a GGUF file")
         llama, read = gguf_model.load_both(path, attention, max_sentence_len, precision)
@@ -174,6 +176,7 @@ def load_llama(
         if attention is not None:
             raise UserError(NO_MASK)
         warn(f"{NO_MASK}; {path} is read with --attention bidirectional")
+        torch.set_rng_state(random_state)  # so that a seed means what it means where the flag is given
         return load_llama(path, tokenizer, "bidirectional", max_sentence_len, norm, precision)
     return llama, read
 
