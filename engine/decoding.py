@@ -5,7 +5,7 @@ Shapes:  b texts   s positions   r rows   v vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache, partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from engine.cache import KVCache
 from engine.equivalence import Case, Comparison, EquivalenceCheck
 from engine.passes import why_no_context
 from engine.sampling import Sampling, chooser
+from engine.weights import computable_kinds
 from llama import Llama
 
 NextLogits = Callable[[torch.Tensor, "KVCache | None"], torch.Tensor]  # idx b s -> b v
@@ -124,11 +125,8 @@ def generate_check() -> EquivalenceCheck:
 
 def _sides() -> Comparison:
     """Small models that find every token likely enough to be drawn, and after some text the likeliest."""
-    small = {"dim": 16, "n_layers": 1, "hidden_dim": 16, "max_seq_len": 6}
-    models = {
-        kind: Llama(LlamaConfig.from_preset("tiny", attention=kind, **small)).eval()
-        for kind in ("bidirectional", "causal")
-    }
+    small, kinds = {"dim": 16, "n_layers": 1, "hidden_dim": 16, "max_seq_len": 6}, computable_kinds()
+    models = {kind: Llama(LlamaConfig.from_preset("tiny", attention=kind, **small)).eval() for kind in kinds}
     for model in models.values():
         torch.nn.init.normal_(model.output.weight, std=0.2)  # of the embeddings as well; logits are then about 0.8
 
@@ -138,12 +136,12 @@ def _sides() -> Comparison:
     def ours(kind: str, *settings: Any) -> torch.Tensor:
         return continue_texts(models[kind], *settings, use_cache=False)
 
-    return Comparison(own, ours, list(_cases()))
+    return Comparison(own, ours, list(_cases(kinds)))
 
 
-def _cases() -> Iterator[Case]:
+def _cases(kinds: Iterable[str]) -> Iterator[Case]:
     """Many texts: of a probability that an edit moves by a hundredth, few draws would tell nothing."""
-    for kind in ("bidirectional", "causal"):
+    for kind in kinds:
         for temperature in (0.0, 0.7, 1.0):
             yield Case(f"{kind}, temperature {temperature}", (kind, torch.randint(0, 300, (TEXTS, 4)), 5, temperature))
         yield Case(f"{kind}, one longer text", (kind, torch.randint(0, 300, (1, 4)), 40, 1.0))

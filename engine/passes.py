@@ -16,6 +16,7 @@ from config import LlamaConfig
 from engine.cache import KVCache
 from engine.context import AttentionContext, ContextAttention, ContextLlama, rotate, sharing
 from engine.equivalence import Case, Comparison, EquivalenceCheck
+from engine.weights import computable_kinds, takes_mask
 from llama import NORMS, Attention, FeedForward, Llama, LlamaLayer
 from rope import apply_rotary_emb
 from utils import UserError
@@ -58,6 +59,8 @@ def hidden_states(
         others["tok_embeddings"] = GivenVectors(embedded)
     if context is None:
         return sharing(llama, type(llama), **others)(tokens)[1]
+    if context.mask is not None and not takes_mask(Attention):
+        raise UserError("this needs a mask, which Attention.compute_query_key_value_scores in llama.py does not take")
     if reason := why_no_context(llama):
         raise UserError(f"this needs positions or a mask of its own, which the model does not take: {reason}")
     reader = ContextLlama(llama)
@@ -120,7 +123,8 @@ def _sides(config: LlamaConfig) -> Comparison:
 
         return run
 
-    return Comparison(ask(True), ask(False), list(_cases()))
+    cases = (case for case in _cases() if case.inputs[1][0] in computable_kinds())
+    return Comparison(ask(True), ask(False), list(cases))
 
 
 def _cases() -> Iterator[Case]:

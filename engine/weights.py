@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from config import Checks, LlamaConfig
+from config import ATTENTION_KINDS, Checks, LlamaConfig
 from engine.finding import is_gguf
 from engine.programs import import_part
 from engine.storage import forget_pages, load_tensors, require_memory
@@ -70,6 +70,11 @@ def takes_mask(attention: Attention | type[Attention]) -> bool:
     parameters = inspect.signature(attention.compute_query_key_value_scores).parameters
     kinds = {parameter.kind for parameter in parameters.values()}
     return "mask" in parameters or bool(kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
+
+
+def computable_kinds() -> tuple[str, ...]:
+    """The kinds of attention that llama.py computes, as it stands: without an argument for a mask, none is causal."""
+    return ATTENTION_KINDS if takes_mask(Attention) else tuple(kind for kind in ATTENTION_KINDS if kind != "causal")
 
 
 def with_norm_biases(state: dict[str, torch.Tensor], config: LlamaConfig) -> dict[str, torch.Tensor]:
