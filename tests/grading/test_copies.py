@@ -160,7 +160,10 @@ def test_no_expected_value_is_imported_by_the_process_of_the_students_code():
 def test_the_prompt_of_the_texts_and_the_bands_are_the_same():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert editions.TEXT_PROMPT == flags.PREFIX
-    rows = {"prompting": "{} zero-shot, `--option prompt` | {:.3f} ", "finetuning": "{} fine-tuned, `--option finetune`, 5 epochs, "}
+    rows = {
+        "prompting": "{} zero-shot, `--option prompt` | {:.3f} ",
+        "finetuning": "{} fine-tuned, `--option finetune`, 5 epochs, ",
+    }
     for (name, kind), (dev, test) in editions.REFERENCE_ACCURACIES.items():
         (row,) = (line for line in readme.splitlines() if line.startswith(f"| {rows[kind].format(name.upper(), dev)}"))
         assert f"| {dev:.3f} (" in row and (f"| {test:.3f} (" if test else "no gold labels") in row
