@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, random_llama, save_checkpoint
+from conftest import random_llama, save_checkpoint
 
 import llama
 from grading.editions import EDITIONS
 from grading.returned import saved_model
 from grading.trained import parameters_of
-from handout.writing import FIELDS, with_defaults
+from handout.editions import FIELDS, text_of
 
 # of the files in the assignment's own list, those that its driver and scripts import
 MODULES = "base_llama classifier config llama optimizer rope tokenizer utils".split()
@@ -51,11 +51,10 @@ def edition(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def folder(edition: str, course_folder: Path) -> Path:
-    """Our modules with the edition's defaults, its scripts, and a tiny model under the names that they expect."""
+    """Our modules as the edition has them, its scripts, and a tiny model under the names that they expect."""
     handout = checkout_of(edition)
     for name in MODULES:
-        text = (ROOT / f"{name}.py").read_text(encoding="utf-8")
-        (course_folder / f"{name}.py").write_text(with_defaults(text, f"{name}.py", edition), encoding="utf-8")
+        (course_folder / f"{name}.py").write_text(text_of(f"{name}.py", edition), encoding="utf-8")
     for name in (*COURSE_SCRIPTS, *COURSE_DATA, *MARKS[edition]):
         shutil.copy(handout / name, course_folder)
     silence(course_folder / "stories42M.pt")
@@ -82,7 +81,7 @@ def test_the_sanity_check_passes(folder: Path, run: Callable, edition: str, monk
     save_checkpoint(folder / "stories42M.pt", random_llama(vocab_size=32000))
     silence(folder / "stories42M.pt")
     if EDITIONS[edition].norm == "layer":
-        monkeypatch.setattr(llama, "RMSNorm", lambda dim, eps: torch.nn.LayerNorm(dim, eps, bias=False))
+        monkeypatch.setitem(llama.NORMS, "rms", lambda dim, eps: torch.nn.LayerNorm(dim, eps, bias=False))
     model = llama.load_pretrained(folder / "stories42M.pt", attention=EDITIONS[edition].attention)
     tokens = torch.tensor([[101, 7592, 2088, 102, 0, 0, 0, 0], [101, 7592, 15756, 2897, 2005, 17953, 2361, 102]])
     with torch.no_grad():
