@@ -33,12 +33,20 @@ SECOND = (("idx_next = logits.argmax(dim=-1, keepdim=True)", "idx_next = logits.
 PROMPT = "It was"
 GENERATE = ("--prompt", PROMPT, "--max_new_tokens", 12, *TEXT_FLAGS)
 PATH = ("--pretrained-model-path", BUNDLED)
-FINETUNE = (
-    "--option", "finetune", "--epochs", 1, "--shots", 4, "--lr", 0.001, *PATH,
-    *(word for split in ("train", "dev", "test") for word in (f"--{split}", ROOT / f"data/films-{split}.txt")),
-    "--label-names", ROOT / "data/films-label-mapping.json",
-    *("--dev_out", "films-dev-finetuning-output.txt", "--test_out", "films-test-finetuning-output.txt"),
-)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finetune(tmp_path_factory: pytest.TempPathFactory) -> tuple:
+    """The flags of a fine-tuning on some lines of the bundled data."""
+    folder = tmp_path_factory.mktemp("data")
+    flags = ["--option", "finetune", "--epochs", 1, "--lr", 0.001, *PATH]
+    for split in ("train", "dev", "test"):
+        lines = (ROOT / f"data/films-{split}.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+        (folder / f"films-{split}.txt").write_text("".join(lines[:24]), encoding="utf-8")
+        flags += [f"--{split}", folder / f"films-{split}.txt"]
+    flags += ["--label-names", ROOT / "data/films-label-mapping.json"]
+    flags += ["--dev_out", "films-dev-finetuning-output.txt", "--test_out", "films-test-finetuning-output.txt"]
+    return tuple(flags)
 
 
 def driver_of(folder: Path, edits: tuple[tuple[str, str], ...] = ()) -> Callable[..., subprocess.CompletedProcess]:
@@ -104,18 +112,20 @@ def test_scores_without_a_mask_generate_bidirectionally_and_one_line_says_so(wit
 
 
 def test_scores_without_a_mask_are_fine_tuned_bidirectionally_and_one_line_says_so(
-    without_mask: Callable, tmp_path: Path, run: Callable
+    without_mask: Callable, finetune: tuple, tmp_path: Path, run: Callable
 ):
-    done = without_mask(*FINETUNE)
+    done = without_mask(*finetune)
     assert done.returncode == 0, done.stderr
     (line,) = stderr_lines(done.stderr)
     assert line == f"warning: {NO_MASK}; {BUNDLED} is read with --attention bidirectional"
     (other := tmp_path / "other").mkdir()
-    expected = run("run_llama.py", *FINETUNE, "--attention", "bidirectional", cwd=other)
+    expected = run("run_llama.py", *finetune, "--attention", "bidirectional", cwd=other)
     assert expected.returncode == 0, expected.stderr
     assert outputs(tmp_path) == outputs(other) and len(outputs(other)) == 2
     (saved,) = tmp_path.glob("finetune-*.pt")
-    predicted = without_mask("--option", "predict", "--model", saved.name, "--input", ROOT / "data/films-dev.txt")
+    predicted = without_mask(
+        "--option", "predict", "--model", saved.name, "--input", finetune[finetune.index("--dev") + 1]
+    )
     assert (predicted.returncode, stderr_lines(predicted.stderr)) == (0, [])
     labels = [line.partition(" ||| ")[0] for line in predicted.stdout.splitlines() if " ||| " in line]
     written = outputs(other)["films-dev-finetuning-output.txt"].decode().splitlines()
@@ -125,27 +135,29 @@ def test_scores_without_a_mask_are_fine_tuned_bidirectionally_and_one_line_says_
 ADVANCED = [word for each in ("dev", "test") for word in (f"--{each}_out", f"films-{each}-advanced-output.txt")]
 
 
-def test_a_method_that_hides_positions_needs_scores_with_a_mask_and_others_do_not(without_mask: Callable):
-    flags = (*FINETUNE, *ADVANCED, "--attention", "bidirectional", "--method")
+@pytest.mark.slow
+def test_a_method_that_hides_positions_needs_scores_with_a_mask(without_mask: Callable, finetune: tuple):
+    flags = (*finetune, *ADVANCED, "--attention", "bidirectional", "--method")
     done = without_mask(*flags, "padding-mask")
     check_one_error(done.returncode, done.stderr, "this needs a mask, which", "compute_query_key_value_scores")
     done = without_mask(*flags, "prefix")
     assert (done.returncode, stderr_lines(done.stderr)) == (0, [])
 
 
-@pytest.mark.parametrize("flags", [(*GENERATE, *PATH), FINETUNE], ids=["generate", "finetune"])
-def test_a_causal_model_of_scores_without_a_mask_is_an_error(without_mask: Callable, tmp_path: Path, flags: tuple):
+def test_a_causal_model_of_scores_without_a_mask_is_an_error(without_mask: Callable, finetune: tuple, tmp_path: Path):
     before = sorted(path.name for path in tmp_path.iterdir())
-    done = without_mask(*flags, "--attention", "causal")
-    check_one_error(done.returncode, done.stderr, NO_MASK)
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == before
+    for flags in ((*GENERATE, *PATH), finetune):
+        done = without_mask(*flags, "--attention", "causal")
+        check_one_error(done.returncode, done.stderr, NO_MASK)
+        assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == before
 
 
+@pytest.mark.slow
 def test_a_causal_classifier_is_not_opened_by_scores_without_a_mask(
-    without_mask: Callable, tmp_path: Path, run: Callable
+    without_mask: Callable, finetune: tuple, tmp_path: Path, run: Callable
 ):
     (other := tmp_path / "other").mkdir()
-    assert run("run_llama.py", *FINETUNE, cwd=other).returncode == 0  # causal, as the checkpoint says
+    assert run("run_llama.py", *finetune, cwd=other).returncode == 0  # causal, as the checkpoint says
     (saved,) = other.glob("finetune-*.pt")
     done = without_mask("--option", "predict", "--model", saved, "--input", ROOT / "data/films-dev.txt")
     check_one_error(done.returncode, done.stderr, NO_MASK)
