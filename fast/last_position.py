@@ -56,8 +56,11 @@ def next_logits(llama: Llama, idx: torch.Tensor) -> torch.Tensor:
 
 
 def read_last(llama: Llama, token_ids: torch.Tensor, pad_id: int) -> torch.Tensor:
-    """As `classifier.read_last`, which computes where this does not agree with the model. token_ids: b s -> b D"""
-    if not (READ_CHECK.holds() and agrees(llama)):
+    """As `classifier.read_last`, which computes where this does not agree with the model. token_ids: b s -> b D
+
+    So it does where the last layer draws dropout masks: for one position they would be other ones.
+    """
+    if has_dropout(llama.layers[-1]) or not (READ_CHECK.holds() and agrees(llama)):
         return classifier.read_last(llama, token_ids, pad_id)
     if llama.config.is_causal:
         return hidden_state_at(llama, token_ids, sequence_lengths(token_ids, pad_id) - 1)
@@ -73,6 +76,11 @@ def agrees(llama: Llama) -> bool:
     if has_own_forward(last, LlamaLayer) or not has_known_attention(last):
         return False
     return last_position_check(tuple(vars(llama.config).items())).holds()
+
+
+def has_dropout(layer: nn.Module) -> bool:
+    """Whether a part of a layer drops numbers in training, an `nn.Dropout` or what stands in its place."""
+    return any(part.training and getattr(part, "p", 0.0) > 0.0 for part in layer.modules())
 
 
 def read_one_position(model: nn.Module) -> None:
