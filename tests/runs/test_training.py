@@ -20,6 +20,7 @@ from engine.methods import EpochResult, Method, Step, prepare
 from engine.storage import load_tensors, save_tensors
 from engine.tasks import Evaluation, NextToken
 from engine.training import Trainer, evaluate
+from fast import accelerate
 from optimizer import AdamW
 from tokenizer import Tokenizer
 from utils import UserError
@@ -528,6 +529,32 @@ def test_gradients_are_clipped_to_a_norm(tmp_path: Path, tokenizer: Tokenizer):
     unclipped, norms = norms, []
     train(tmp_path, tokenizer, 1, methods=[Norms()], clip=min(unclipped) / 2)
     assert norms == pytest.approx([min(unclipped) / 2] * 3, rel=1e-3)
+
+
+@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+def test_kernels_draw_the_dropout_masks_of_the_plain_model(attention: str):
+    """Also where a kernel could compute the last layer at one position, which it does without dropout."""
+    tokens = torch.tensor([[1, 45, 299, 7, 120], [1, 8, 260, 3, 3]])
+    settings = SimpleNamespace(num_labels=2, hidden_dropout_prob=0.3, option="finetune")
+    for dropout in (0.0, 0.2):
+        found = []
+        for is_fast in (False, True):
+            model = LlamaEmbeddingClassifier(settings, llama=random_llama(attention=attention, dropout=dropout)).train()
+            nn.init.normal_(model.classifier_head.weight, generator=torch.Generator().manual_seed(1))
+            if is_fast:
+                accelerate(model, generates=False)
+            widths: list[int] = []
+            last = model.llama.layers[-1].feed_forward
+            last.register_forward_hook(lambda part, inputs, output, widths=widths: widths.append(output.shape[1]))
+            torch.manual_seed(3)
+            outputs = model(tokens)
+            outputs[:, 0].sum().backward()
+            found.append((outputs, model.llama.tok_embeddings.weight.grad, torch.get_rng_state(), widths))
+        (plain, gradient, drawn, _), (fast, its, its_drawn, widths) = found
+        assert widths == [1 if dropout == 0.0 else 5]
+        torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(its, gradient, atol=1e-4, rtol=1e-4)
+        assert torch.equal(its_drawn, drawn)
 
 
 def test_training_stops_where_asked_to(tmp_path: Path, tokenizer: Tokenizer):
