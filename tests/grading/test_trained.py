@@ -24,6 +24,7 @@ from grading.rubric import grade_of
 from grading.sandbox import Box
 from grading.settings import Settings
 from grading.trained import LETTERS, Unfit, check_models, continued, draw_problems, parameters_of
+from handout.editions import text_of
 from llama import Llama
 
 FOUR = ["1249+7996=9245", "3213+2675=5888", "9999+9999=19998", "5120+5970=11090"]
@@ -149,6 +150,8 @@ def test_what_is_said_of_the_models(models: Path, box: Box, nothing_left: Path, 
 @pytest.mark.slow
 def test_a_submission_with_models_has_its_grade(models: Path, student: Path, box: Box, nothing_left, monkeypatch):  # noqa: F811
     """In the box the best model solves the four problems that it knows, and of drawn ones none."""
+    for path in student.glob("*.py"):
+        path.write_text(text_of(path.name, "cmu2026"), encoding="utf-8")
     shutil.copytree(models, student / "addition_models")
     settings = Settings("cmu2026", gold=str(student))
     drawn = draw_problems(random.Random(0))[:50]
