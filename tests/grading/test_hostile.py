@@ -264,7 +264,7 @@ def test_what_ends_one_part_leaves_the_others(student: Path, judge: Callable):
     add(student / "classifier.py", "import os\nLlamaZeroShotClassifier.forward = lambda self, tokens: os._exit(0)\n")
     status, out, err = judge("sanity_check", "--code", student)
     check_failed(status, out, err, "zero-shot classifier, bidirectional: WRONG: classifier.py ended the process")
-    assert out.count(" ok\n") == 18 + 6
+    assert out.count(" ok\n") == 2 + 12
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks /proc for processes")

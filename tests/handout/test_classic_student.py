@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from classic_functions import CLASSIC, LATER, replaced
-from test_handout import ask
-
 from classic_functions import CLASSIC, LATER, SCORES, replaced
 from test_handout import ask
+
+from handout.writing import write_handout
 
 FILMS = [f"--{split}=data/films-{split}.txt" for split in ("train", "dev", "test")]
 FILMS += ["--label-names=data/films-label-mapping.json"]
