@@ -157,7 +157,7 @@ class Llama(LlamaPreTrainedModel):
         read), the logits of every position are computed, else only those of the last position.
         Returns logits (b s v, or b 1 v) and hidden states (b s D).
         """
-        h = self.dropout(self.tok_embeddings(tokens.clamp(min=0)))  # b s D
+        h = self.dropout(self.tok_embeddings(tokens.masked_fill(tokens == -1, 0)))  # b s D
         for layer in self.layers:
             h = layer(h)
         h = self.norm(h)

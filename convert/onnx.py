@@ -55,7 +55,7 @@ class RealClassifier(nn.Module):
         positions = torch.arange(token_ids.shape[1], device=token_ids.device)  # s
         angles = (positions[:, None].float() * self.frequencies)[:, None]  # s 1 d/2: one angle for all heads
         mask = positions[:, None] >= positions if llama.config.is_causal else None  # s s
-        h = llama.tok_embeddings(token_ids.clamp(min=0))  # b s D
+        h = llama.tok_embeddings(token_ids.masked_fill(token_ids == -1, 0))  # b s D
         for layer in llama.layers:
             h = _layer(layer, h, angles, mask)
         if llama.config.is_causal:

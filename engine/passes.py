@@ -27,7 +27,7 @@ WITHOUT_CACHE = "every text is read whole, without a cache, positions or a mask 
 
 def embed(llama: Llama, tokens: torch.Tensor) -> torch.Tensor:
     """The vectors of tokens, as `Llama.forward` looks them up. tokens: b s -> b s D"""
-    return llama.tok_embeddings(tokens.clamp(min=0))
+    return llama.tok_embeddings(tokens.masked_fill(tokens == -1, 0))
 
 
 class GivenVectors(nn.Module):

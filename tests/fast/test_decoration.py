@@ -50,6 +50,7 @@ OF_UTILS = ("seed_everything",)
 EXCEPTIONS = {  # what rightly shows nowhere, and why
     "engine.sampling.Sampling.__post_init__": "an error for settings that the flags have refused already",
     "engine.sampling.Sampling.is_plain": "saves time where `chooser` would choose the same",
+    "engine.sampling.sample_next": "where it chooses otherwise than `Llama.generate`, that is asked in its place",
     "engine.sampling.Sampling.limits": "what `is_plain` looks at; the commands ask for none",
     "engine.weights.Unfilled.__torch_function__": "saves time where there are no numbers",
     "engine.weights._tensor_error": "an error for what is no weight",

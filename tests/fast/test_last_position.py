@@ -19,7 +19,7 @@ from classifier import LlamaEmbeddingClassifier
 from engine.equivalence import notice
 from engine.families import reads_last
 from fast import accelerate, last_position
-from fast.last_position import hidden_state_at, next_logits, read_last
+from fast.last_position import hidden_state_at, next_logits, read_alone
 from llama import Attention, FeedForward, Llama, LlamaLayer
 
 PAD = 3
@@ -59,8 +59,8 @@ def test_one_position_is_that_of_the_whole_pass(attention: str, n_kv_heads: int,
 def test_what_is_read_and_its_gradients_are_those_of_the_classifier_s_own(attention: str, n_kv_heads: int):
     model, results, operations = random_llama(attention=attention, n_kv_heads=n_kv_heads), [], []
     direction = torch.randn(3, 32)
-    read_last(model, BATCH, PAD)  # compares it with llama.py
-    for read in (classifier.read_last, read_last):
+    read_alone(model, BATCH, PAD)  # compares it with llama.py
+    for read in (classifier.read_last, read_alone):
         model.zero_grad()
         operations.append(by_products(lambda read=read: results.append(read(model, BATCH, PAD))))
         (results[-1] * direction).sum().backward()
@@ -71,7 +71,7 @@ def test_what_is_read_and_its_gradients_are_those_of_the_classifier_s_own(attent
         assert (mine - its).abs().max() <= 1e-5 * its.abs().max()
     config = model.config
     of_position = 2 * (2 * config.dim**2 + 3 * config.dim * config.hidden_dim)
-    of_logits = 2 * 3 * config.dim * config.vocab_size  # which `read_last` leaves out as well
+    of_logits = 2 * 3 * config.dim * config.vocab_size  # which `read_alone` leaves out as well
     assert operations[0] - operations[1] == 3 * 5 * of_position + of_logits
 
 
@@ -86,7 +86,7 @@ def test_an_accelerated_classifier_reads_so_unless_it_reads_in_its_own_way():
     assert model.read is classifier.read_last
     for precision in ("fp32", "bf16", "fp32"):
         accelerate(model, precision)
-        assert model.read is read_last and reads_last(model)
+        assert model.read is read_alone and reads_last(model)
     model.read = lambda llama, tokens, pad: llama(tokens)[1].mean(1)  # a method's own
     mine = model.read
     accelerate(model)
@@ -183,7 +183,7 @@ def test_an_edit_of_read_last_is_what_is_read(
     fast, before = made(), made()(BATCH).detach()
     if when == "after":
         accelerate(fast)
-        assert fast.read is read_last
+        assert fast.read is read_alone
     monkeypatch.setattr(classifier.read_last, "__code__", edit.__code__)
     if when == "before":
         fast = made()
@@ -197,7 +197,8 @@ def test_an_edit_of_read_last_is_what_is_read(
 
 
 def test_a_replaced_read_last_counts(monkeypatch: pytest.MonkeyPatch):
-    before = made()(BATCH).detach()
+    accelerate(fast := made())  # compares it as it is
+    before = fast(BATCH).detach()
     monkeypatch.setattr(classifier, "read_last", second_position)
     fast = made()
     accelerate(fast)
