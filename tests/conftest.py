@@ -126,7 +126,7 @@ def random_llama(seed: int = 0, gain: float = 4.0, **changes) -> Llama:
 
 
 def choosing(temperature: float = 1.0, generator: Any = None, pad: Any = None, **settings: Any) -> Callable:
-    """The argument `choose` of `Llama.generate` for settings of `Sampling`."""
+    """The argument `choose` of `continue_texts` for settings of `Sampling`."""
     return chooser(Sampling(temperature, **settings), generator, pad)
 
 
