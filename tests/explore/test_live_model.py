@@ -374,7 +374,7 @@ def test_switches_of_attention_are_grading_s_mistakes(name: str, kind: str):
 
 
 LAYER = {
-    "residual": dict(block=said(mistakes.BLOCKS, "both residuals are missing")),
+    "residual": said(mistakes.LAYER_MISTAKES, "both residuals are missing"),
     "norm": dict(norm=said(mistakes.NORM_MISTAKES, "the mean is of x")),
     "gelu": dict(gate=said(mistakes.GATES, "GELU, not SiLU")),
 }

@@ -101,8 +101,8 @@ def test_state_goes_back_and_forth_between_the_kernel_and_the_class():
         torch.testing.assert_close(mine, other, atol=9 * 1.5e-6, rtol=0)
 
 
-DECAY = """                if decay > 0.0:  # not a product with 1 - decay: float32 would lose most digits of 1e-7
-                    p.sub_(p, alpha=decay)
+DECAY = """                if group["weight_decay"] > 0.0:  # not a product with 1 - 1e-7: float32 would lose most digits
+                    p.add_(p, alpha=-group["lr"] * group["weight_decay"])
 """
 RULES = {  # lines of AdamW.step that a student edits: what stands there, and what then does
     "decays first": (
@@ -111,8 +111,8 @@ RULES = {  # lines of AdamW.step that a student edits: what stands there, and wh
     ),
     "eps inside": (('state["v"].sqrt().add_(group["eps"])', 'state["v"].add(group["eps"]).sqrt()'),),
     "signs": (('addcdiv_(state["m"], ', 'addcdiv_(state["m"].sign(), '),),
-    "decay by alpha": (("p.sub_(p, alpha=decay)", 'p.sub_(p, alpha=alpha * group["weight_decay"])'),),
-    "no decay of vectors": (("if decay > 0.0:", "if decay > 0.0 and p.dim() > 1:"),),
+    "decay by alpha": (('-group["lr"] * group["weight_decay"]', '-alpha * group["weight_decay"]'),),
+    "no decay of vectors": (('if group["weight_decay"] > 0.0:', 'if group["weight_decay"] > 0.0 and p.dim() > 1:'),),
     "matrices move more slowly": (("value=-alpha)", "value=-alpha / p.dim())"),),
     "one parameter stays": (('for p in group["params"]:', 'for p in group["params"][1:]:'),),
     "a state of 2": (("step=0", "step=1"),),
