@@ -375,7 +375,7 @@ def test_switches_of_attention_are_grading_s_mistakes(name: str, kind: str):
 
 LAYER = {
     "residual": said(mistakes.LAYER_MISTAKES, "both residuals are missing"),
-    "norm": dict(norm=said(mistakes.NORM_MISTAKES, "the mean is of x")),
+    "norm": said(mistakes.NORM_MISTAKES, "the mean is of x"),
     "gelu": dict(gate=said(mistakes.GATES, "GELU, not SiLU")),
 }
 
@@ -391,8 +391,8 @@ def test_the_other_switches_are_grading_s_mistakes(name: str):
             found = layer.feed_forward(x)
             wrong = small_model.feed_forward(x.double(), small_model.below(weights, "feed_forward."), **LAYER[name])
         elif name == "norm":
-            found, norm = layer.attention_norm(x), LAYER[name]["norm"]
-            wrong = norm(x.double(), weights["attention_norm.weight"], small_model.EPS)
+            found, own = layer.attention_norm(x), weights["attention_norm.weight"]
+            wrong = mistakes.norm_by_hand(x.double(), own, 0.0, small_model.EPS, **LAYER[name])
         else:
             found, wrong = layer(x), small_model.layer(x.double(), weights, True, **LAYER[name])
     assert torch.isfinite(wrong).any()

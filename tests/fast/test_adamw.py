@@ -101,7 +101,8 @@ def test_state_goes_back_and_forth_between_the_kernel_and_the_class():
         torch.testing.assert_close(mine, other, atol=9 * 1.5e-6, rtol=0)
 
 
-DECAY = """                if group["weight_decay"] > 0.0:  # not a product with 1 - 1e-7: float32 would lose most digits
+DECAY = """\
+                if group["weight_decay"] > 0.0:  # not a product with 1 - 1e-7: float32 would lose most digits
                     p.add_(p, alpha=-group["lr"] * group["weight_decay"])
 """
 RULES = {  # lines of AdamW.step that a student edits: what stands there, and what then does

@@ -60,7 +60,8 @@ EDITS = {
     ),
     "logits are turned over": ("llama.py", "        return logits, h\n", "        return -logits, h\n", "Llama"),
     "embeddings are scaled": (
-        "llama.py", "self.dropout(self.tok_embeddings(tokens.masked_fill(tokens == -1, 0)))", "2 * self.tok_embeddings(tokens)",
+        "llama.py", "self.dropout(self.tok_embeddings(tokens.masked_fill(tokens == -1, 0)))",
+        "2 * self.tok_embeddings(tokens)",
         "Llama",
     ),
     "one layer is left out": ("llama.py", SUM, f"{SUM} * (self.layer_id != 5)", "Llama"),
