@@ -31,6 +31,7 @@ NOT_RUN = {
     ("README.md", "python run_llama.py --option finetune --epochs 5 --lr 2e-5 --batch_size 80"): COURSE_DATA,
     ("README.md", "ID/"): SHOWN,
     ("README.zh-TW.md", ""): "the blocks of README.md, with which tests/test_chinese.py compares them",
+    ("structure.md", "the course  "): SHOWN,
     ("structure.md", "run_llama.py  "): SHOWN,
     ("docs/components/zh-TW/*.md", ""): "the blocks of docs/components, with which tests/test_chinese.py compares them",
     ("docs/components/*.md", ""): "tests/explore/test_components.py runs its example and looks for its quotations",

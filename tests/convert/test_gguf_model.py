@@ -21,6 +21,7 @@ from error_helpers import ROOT, refused
 from convert import gguf as convert_gguf
 from convert.gguf_file import GGUFFile
 from convert.gguf_model import CUTS, load_pretrained, read_tokenizer
+from engine.decoding import continue_texts
 from engine.families import load_llama
 from engine.finding import SMOLLM2, find_checkpoint
 from llama import Llama
@@ -139,7 +140,7 @@ def test_smollm2_computes_what_transformers_computes():
     for text in (text for text in TEXTS if "  2" not in text):
         assert tokenizer.encode(text, bos=True, eos=False) == their_tokenizer(text).input_ids
     ids = torch.tensor([tokenizer.encode("Gravity is", bos=True, eos=False)])
-    ours = llama.generate(ids, 40, temperature=0.0, stop_ids=llama.stop_ids)
+    ours = continue_texts(llama, ids, 40, temperature=0.0, stop_ids=llama.stop_ids)
     assert torch.equal(ours, theirs.generate(ids, max_new_tokens=40, do_sample=False))
     ids = torch.tensor([tokenizer.encode("".join(TEXTS), bos=True, eos=False)])
     for dtype, within in ((torch.float32, 2e-4), (torch.float64, 5e-5)):
@@ -163,7 +164,7 @@ def test_smollm2_computes_what_llama_cpp_computes(tmp_path: Path):
         logits = llama(torch.tensor([ids]), torch.tensor([ids]))[0][0]
     torch.testing.assert_close(logits, torch.tensor(theirs.scores[: len(ids)], dtype=torch.float32), atol=2e-4, rtol=0)
     ids = tokenizer.encode("Gravity is", bos=True, eos=False)
-    ours = llama.generate(torch.tensor([ids]), 40, temperature=0.0, stop_ids=llama.stop_ids)[0].tolist()
+    ours = continue_texts(llama, torch.tensor([ids]), 40, temperature=0.0, stop_ids=llama.stop_ids)[0].tolist()
     assert ids + list(islice(theirs.generate(ids, temp=0.0), 40)) == ours
 
 
