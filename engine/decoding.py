@@ -19,7 +19,7 @@ from engine.sampling import Sampling, chooser
 from llama import Llama
 
 NextLogits = Callable[[torch.Tensor, "KVCache | None"], torch.Tensor]  # idx b s -> b v
-TEXTS, VOCABULARY = 300, 300  # of the comparison with `Llama.generate`
+TEXTS, VOCABULARY = 300, 100  # of the comparison with `Llama.generate`
 Choose = Callable[[torch.Tensor, torch.Tensor], "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"]
 
 
