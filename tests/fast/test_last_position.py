@@ -180,6 +180,7 @@ def test_an_edit_of_read_last_is_what_is_read(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, edit: Callable, when: str
 ):
     """Before a classifier is made, before it is accelerated, and afterwards: by another text of the function."""
+    assert last_position.READ_CHECK.holds()  # whatever it was asked of last, the edit comes anew
     fast, before = made(), made()(BATCH).detach()
     if when == "after":
         accelerate(fast)
