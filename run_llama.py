@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def prompt(args: Namespace, compute: ComputeSettings, distributed: Distributed) -> None:
     """Zero-shot classification: which label name does the language model expect after the prompt?"""
-    from engine.combining import combine
+    from engine.finetuning import combine
     from engine.reports import encode, load_llama, naming_the_flag, predict_and_report, read_data
     from engine.runs import assemble_zero_shot
 
@@ -65,8 +65,7 @@ def announce(args: Namespace) -> None:
 
 
 def main() -> None:
-    from engine.arguments import check_args
-    from engine.files import find_model
+    from engine.arguments import check_args, find_model
     from engine.flags import get_args
     from engine.reports import print_methods
 
@@ -77,12 +76,11 @@ def main() -> None:
     check_args(args)
     if os.environ.get("RANK", "0") == "0":
         announce(args)
-    from engine.declaration import Insisted
     from engine.finetuning import finetune
-    from engine.generation import continue_each, continue_prompt
-    from engine.joining import join_world
+    from engine.flags import Insisted
+    from engine.inference import continue_each, continue_prompt, perplexity, predict
     from engine.plan import ComputeSettings
-    from engine.predicting import perplexity, predict
+    from engine.reports import join_world
 
     with join_world(args) as distributed:
         seed_everything(args.seed)

@@ -26,7 +26,7 @@ import torch
 from advanced.prompt_finetune import PromptFinetune
 from engine.data import Example
 from engine.families import encode_for
-from engine.saved import loader_of
+from engine.runs import loader_of
 from llama import Llama
 from tokenizer import Tokenizer
 from utils import UserError, prompt_suffix

@@ -1,4 +1,4 @@
-"""The entries of methods that combine saved models; each is chosen alone and trains nothing (`engine.combining`)."""
+"""The entries of methods that combine saved models; each is chosen alone and trains nothing (`engine.finetuning`)."""
 
 from __future__ import annotations
 

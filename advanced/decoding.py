@@ -34,10 +34,9 @@ import torch
 import torch.nn.functional as F
 
 from advanced.table import CONTRASTIVE_WHY
-from engine.cache import KVCache
-from engine.decoding import continue_texts, logits_after
+from engine.context import KVCache
+from engine.decoding import Sampling, continue_texts, likeliest, logits_after, penalize_repeats
 from engine.programs import NeedsCausal
-from engine.sampling import Sampling, likeliest, penalize_repeats
 from llama import Llama
 
 
@@ -65,7 +64,7 @@ class BeamSearch:
     ) -> torch.Tensor:
         """The best text for each prompt. idx: b s -> b (s + new). stop_ids, settings: of `continue_texts`.
 
-        repetition_penalty: see `engine.sampling.penalize_repeats`. A text that ends earlier than the longest one
+        repetition_penalty: see `engine.decoding.penalize_repeats`. A text that ends earlier than the longest one
         repeats its stop token.
         """
         Sampling(repetition_penalty=repetition_penalty)  # raises `ValueError` where it is out of range
@@ -171,7 +170,7 @@ class ContrastiveSearch:
     ) -> torch.Tensor:
         """The text for each prompt. idx: b s -> b (s + new). pad, settings: of `continue_texts`.
 
-        repetition_penalty: see `engine.sampling.penalize_repeats`.
+        repetition_penalty: see `engine.decoding.penalize_repeats`.
         """
         Sampling(repetition_penalty=repetition_penalty)  # raises `ValueError` where it is out of range
         ahead = LookAhead(self, pad, repetition_penalty)

@@ -25,11 +25,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from advanced.unlabelled import outputs_for, own_rows, places_at
-from engine.batches import Sentences
 from engine.methods import Method, Step
 from engine.processes import Batch, device_of
-from engine.saved import load_classifier, predict
-from engine.tasks import OtherLoss, Task
+from engine.runs import load_classifier, predict
+from engine.tasks import OtherLoss, Sentences, Task
 from utils import UserError
 
 LEAST = 1e-12  # of a teacher's probabilities, whose logarithms are used

@@ -43,9 +43,9 @@ class MethodEntry:
     (`create_head`) and is no `Method`. attention: the only kind of attention that it is for, or None. families: the
     kinds of models that it is for (see `engine.families`). holds_out: it chooses something by a score, so a part of the
     training data is held out. needs_shots: it needs sentences without labels, see `Method.uses_unlabelled`. combines:
-    "weights" or "predictions", if it combines those of saved models and trains nothing (`engine.combining`); class_path
-    is then a function. refuses: called with its settings and with those of all chosen methods by name; returns why they
-    make no sense together, or "".
+    "weights" or "predictions", if it combines those of saved models and trains nothing (`engine.finetuning`);
+    class_path is then a function. refuses: called with its settings and with those of all chosen methods by name;
+    returns why they make no sense together, or "".
     """
 
     class_path: str

@@ -33,9 +33,8 @@ from torch import nn
 from advanced.prompts import CHANNEL_TEMPLATE
 from advanced.reading import Listening
 from advanced.zero_shot import CONTENT_FREE, Calibrated, Channel
-from engine.context import AttentionContext
+from engine.context import AttentionContext, hidden_states
 from engine.data import Example
-from engine.passes import hidden_states
 from llama import Llama
 from tokenizer import Tokenizer
 from utils import UserError

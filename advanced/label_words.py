@@ -28,10 +28,9 @@ from advanced.reading import Heard, Listening, context_after, is_within
 from advanced.table import METHODS
 from base_llama import causal_mask, sequence_lengths
 from classifier import read_last
-from engine.batches import ids_before
-from engine.context import AttentionContext
+from engine.context import AttentionContext, embed, hidden_states
 from engine.families import reads_last
-from engine.passes import embed, hidden_states
+from engine.tasks import ids_before
 from llama import Llama
 from tokenizer import Tokenizer
 from utils import QUESTION, UserError, prompt_suffix

@@ -36,10 +36,8 @@ from torch import nn
 
 from advanced.added import AddedVectors
 from advanced.reading import Listening
-from engine.cache import KVCache
-from engine.context import AttentionContext, with_context
+from engine.context import AttentionContext, KVCache, hidden_states, with_context
 from engine.methods import pretrained_of
-from engine.passes import hidden_states
 from llama import Llama
 
 

@@ -21,9 +21,8 @@ from argparse import Namespace
 from pathlib import Path
 
 from config import PRECISIONS, ROUNDING, LlamaConfig
-from engine.finding import tokenizer_name
-from engine.lineage import origin
-from engine.programs import ArgumentParser, run_main
+from engine.plan import origin
+from engine.programs import ArgumentParser, run_main, tokenizer_name
 from engine.text.flags import Outputs, Row, add_text_flags, check_text_flags, fill_shape, follow, found
 from utils import UserError, find_asset, sha256_of, warn
 

@@ -13,14 +13,23 @@ from typing import Any, NamedTuple
 import torch
 
 from config import LlamaConfig
-from engine.batches import TextWindows
 from engine.methods import EpochResult
 from engine.plan import ComputeSettings
 from engine.runs import compute_fast
-from engine.tasks import NextToken, perplexity_of
+from engine.tasks import NextToken, TextWindows, perplexity_of
 from engine.text.flags import Outputs, Row, check_length
-from engine.text.runs import Rounds, TextSaver, alone, identity_of, paced, read_texts, train_in_rounds
-from engine.text.windows import pack, train_tokenizer, training_batches
+from engine.text.runs import (
+    Rounds,
+    TextSaver,
+    alone,
+    identity_of,
+    paced,
+    pack,
+    train_and_held_out,
+    train_in_rounds,
+    train_tokenizer,
+    training_batches,
+)
 from engine.training import evaluate
 from engine.weights import load_pretrained
 from llama import Llama
@@ -40,7 +49,7 @@ class TextCorpus(NamedTuple):
 
 def read_corpus(args: Namespace) -> TextCorpus:
     """Read the texts, hold out a part of each, and train the tokenizer on the rest if none is given."""
-    train, held = read_texts(args)
+    train, held = train_and_held_out(args)
     if args.tokenizer is None:
         model = train_tokenizer((line for document in train for line in document.split("\n")), args.vocab_size)
     else:

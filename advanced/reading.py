@@ -18,10 +18,8 @@ import torch
 from torch import nn
 
 from base_llama import sequence_lengths
-from engine.cache import last_rows
-from engine.context import AttentionContext
+from engine.context import AttentionContext, embed, hidden_states, last_rows
 from engine.families import reads_last
-from engine.passes import embed, hidden_states
 from llama import Llama
 from utils import UserError
 

@@ -26,12 +26,11 @@ from torch.utils.data import DataLoader
 
 from advanced.table import NO_SENTENCES
 from advanced.unlabelled import outputs_for, own_rows, places_at
-from engine.batches import Sentences
 from engine.data import NO_GOLD_LABEL
 from engine.methods import Method, Step, pretrained_of
 from engine.processes import device_of
-from engine.saved import loader_of
-from engine.tasks import Task
+from engine.runs import loader_of
+from engine.tasks import Sentences, Task
 from utils import UserError, warn
 
 

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 
 from engine.methods import Method, pretrained_of
 from engine.processes import SINGLE_PROCESS, Distributed, device_of, on_device
-from engine.saved import loader_of
+from engine.runs import loader_of
 from utils import UserError
 
 if TYPE_CHECKING:

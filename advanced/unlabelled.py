@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from engine.batches import Sentences
 from engine.methods import Step
+from engine.tasks import Sentences
 
 
 def places_at(step: Step, count: int, batch_size: int) -> list[int]:

@@ -33,11 +33,10 @@ from advanced.label_words import LabelWords, ids_of_words, words_of_labels
 from advanced.reading import Listening, context_after, is_within
 from advanced.table import METHODS
 from base_llama import sequence_lengths
-from engine.batches import EncodingRules, LlamaDataset, ids_before
+from engine.context import hidden_states
 from engine.data import NO_GOLD_LABEL, Example
-from engine.passes import hidden_states
 from engine.processes import Batch, Distributed
-from engine.tasks import Classification
+from engine.tasks import Classification, EncodingRules, LlamaDataset, ids_before
 from engine.training import evaluate
 from llama import Llama
 from tokenizer import Tokenizer

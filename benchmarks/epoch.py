@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from benchmarks import naive
 from benchmarks.sentences import MeasuredSentences
-from engine.batches import EncodingRules, LlamaDataset
+from engine.tasks import EncodingRules, LlamaDataset
 from engine.training import Trainer
 
 

@@ -25,7 +25,7 @@ from benchmarks.targets import (
     PLAIN_PATH,
 )
 from benchmarks.work import classifying, training
-from engine.batches import EncodingRules
+from engine.tasks import EncodingRules
 
 MAX_EPOCH_REPEATS = 3
 FP32_TOLERANCE = 1e-3  # between log-probabilities; sums in another order differ by up to 2e-5 here

@@ -22,7 +22,7 @@ from benchmarks.work import Pass
 from classifier import LlamaEmbeddingClassifier
 from config import LlamaConfig
 from engine.data import create_data
-from engine.saved import record_of, save_classifier
+from engine.runs import record_of, save_classifier
 from llama import Llama
 from tokenizer import Tokenizer
 from utils import ROOT

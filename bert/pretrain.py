@@ -31,7 +31,7 @@ from convert.directory import (
     require_safetensors,
     vocabulary_file,
 )
-from engine.lineage import RECORD
+from engine.plan import RECORD
 from engine.programs import ArgumentParser, run_main
 from engine.text.flags import Outputs, Row, add_text_flags, check_text_flags, fill_shape, follow, found
 from utils import UserError, warn

@@ -24,13 +24,12 @@ from bert.tasks import Pretraining, PretrainingEvaluation
 from bert.vocabulary import train_vocabulary
 from bert.wordpiece import WordPiece
 from convert.directory import VOCABULARY
-from engine.lineage import checksum, origin
 from engine.methods import EpochResult, Method
-from engine.plan import ComputeSettings
+from engine.plan import ComputeSettings, checksum, origin
 from engine.runs import compute_fast
 from engine.tasks import NO_TARGET
 from engine.text.flags import Outputs, Row, check_length
-from engine.text.runs import Rounds, alone, identity_of, paced, read_texts, train_in_rounds
+from engine.text.runs import Rounds, alone, identity_of, paced, train_and_held_out, train_in_rounds
 from engine.training import evaluate
 from utils import UserError
 
@@ -47,7 +46,7 @@ class PretrainingCorpus(NamedTuple):
 
 def read_corpus(args: Namespace) -> PretrainingCorpus:
     """Read the texts, hold out a part of each, and train the vocabulary on the rest if none is given."""
-    train, held = read_texts(args)
+    train, held = train_and_held_out(args)
     if args.init is not None:
         tokenizer = load_tokenizer(args.init)
     elif args.tokenizer is not None:
@@ -201,5 +200,5 @@ def row_of(result: EpochResult, figures: dict[str, float], steps: int, args: Nam
 
 
 def record_of(args: Namespace) -> dict[str, Any]:
-    """The inputs of the finished model, for `engine.lineage`."""
+    """The inputs of the finished model, for `engine.plan`."""
     return {"made_of": origin(args.text, args.out / VOCABULARY, args.init), "weights": checksum(args.out)}

@@ -23,10 +23,8 @@ from pathlib import Path
 
 from bert.package import PACKAGE, directory_of, installed
 from convert.directory import TOKENIZER_JSON, VOCABULARY, files_of_bert, require_safetensors, vocabulary_file
-from engine.arguments import check_args, check_numbers, is_one_of_several
-from engine.declaration import add_flags
-from engine.files import check_overlaps
-from engine.flags import flags_named
+from engine.arguments import check_args, check_numbers, check_overlaps, is_one_of_several
+from engine.flags import add_flags, flags_named
 from engine.programs import ArgumentParser, Default, check_writable, did_you_mean, run_main
 from utils import UserError, choose_device, seed_everything
 

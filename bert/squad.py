@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from engine.json_text import read_json
+from engine.data import read_json
 from utils import UserError, short_repr, warn
 
 

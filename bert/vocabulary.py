@@ -110,7 +110,7 @@ def check_args(args: Namespace) -> None:
 def main() -> None:
     args = get_args()
     check_args(args)
-    from engine.text.windows import read_documents
+    from engine.text.runs import read_documents
 
     documents = [document for path in args.text for document in read_documents(path)]
     vocabulary = train_vocabulary(documents, args.vocab_size, lower_case=not args.cased)

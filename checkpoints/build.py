@@ -28,16 +28,14 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler  # noqa
 
 from classifier import LlamaZeroShotClassifier  # noqa: E402
 from config import LlamaConfig  # noqa: E402
-from engine.batches import EncodingRules, LlamaDataset  # noqa: E402
 from engine.checkpointer import Checkpointer, OtherRun  # noqa: E402
 from engine.data import create_data, format_line  # noqa: E402
 from engine.methods import EpochResult, Method, Step  # noqa: E402
 from engine.processes import Batch  # noqa: E402
 from engine.programs import run_main  # noqa: E402
 from engine.storage import save_tensors  # noqa: E402
-from engine.tasks import NextToken, next_token_losses  # noqa: E402
-from engine.text.runs import make_optimizer  # noqa: E402
-from engine.text.windows import train_tokenizer  # noqa: E402
+from engine.tasks import EncodingRules, LlamaDataset, NextToken, next_token_losses  # noqa: E402
+from engine.text.runs import make_optimizer, train_tokenizer  # noqa: E402
 from engine.training import Trainer, evaluate  # noqa: E402
 from engine.weights import load_pretrained  # noqa: E402
 from grading.editions import LABEL_NAMES as COURSE_LABEL_NAMES  # noqa: E402

@@ -22,8 +22,7 @@ from pathlib import Path
 from config import ATTENTION_KINDS
 from convert.directory import ADAPTER_CONFIG, files_of_llama, files_of_model, require_base
 from convert.formats import DTYPES
-from engine.finding import find_checkpoint, tokenizer_name
-from engine.programs import ArgumentParser, check_new, run_main
+from engine.programs import ArgumentParser, check_new, find_checkpoint, run_main, tokenizer_name
 from utils import UserError, find_asset, hub_hint
 
 # What is made of a saved classifier, and the flags that are not for it.
@@ -121,7 +120,7 @@ def main() -> int:
     args = get_args()
     if args.to == "onnx":
         from convert import onnx
-        from engine.saved import load_classifier
+        from engine.runs import load_classifier
 
         onnx.write(args.out, *load_classifier(args.model))
     elif args.to == "peft":

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from engine.programs import ArgumentParser, run_main
-from engine.stream import read_sentences
+from engine.tables import read_sentences
 from utils import UserError, find_asset
 
 if TYPE_CHECKING:
@@ -42,17 +42,17 @@ def main() -> None:
     args = get_args()
     import torch
 
-    from engine import families, runs, saved
+    from engine import families, runs
     from engine.data import NO_GOLD_LABEL, Example
     from engine.plan import ComputeSettings
 
     run = program_of(args.file)
     sentences = [sentence for sentence in read_sentences(args.input) if sentence is not None]
-    model, about = saved.load_classifier(args.model)
+    model, about = runs.load_classifier(args.model)
     compute = ComputeSettings(torch.device("cpu"), precision=about.precision)
     runs.compute_fast(model, compute, trains=False)
     dataset = families.encode_for(model, about.tokenizer, [Example(sentence, NO_GOLD_LABEL) for sentence in sentences])
-    loader = saved.loader_of(dataset, about.config, about.batch_size, compute.device)
+    loader = runs.loader_of(dataset, about.config, about.batch_size, compute.device)
     batches = [batch["token_ids"] for batch in loader]
     with torch.inference_mode():
         ours, our_seconds = timed(model, batches)

@@ -29,7 +29,7 @@ from rope import frequencies
 from utils import UserError, atomic_write
 
 if TYPE_CHECKING:
-    from engine.saved import SavedRun
+    from engine.runs import SavedRun
 
 OPSET = 18
 MOST_ONNX_BYTES = 2**31  # of a protocol buffer

@@ -197,7 +197,7 @@ def write(out: str | os.PathLike, path: str, base: str, attention: str | None = 
 def _trained(path: str) -> tuple[nn.Module, Method, State]:
     """A saved classifier, the method that trained it, and its factors."""
     from engine.families import create_methods
-    from engine.saved import load_classifier
+    from engine.runs import load_classifier
     from engine.storage import load_tensors
 
     model, _ = load_classifier(path)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from convert.directory import CONFIG, TOKENIZER_CONFIG, TOKENIZER_JSON, TOKENIZER_MODEL
 from convert.tokenizer_files import parsed, read
 from convert.tokenizer_limits import require_bounded
-from engine.finding import is_gguf
+from engine.programs import is_gguf
 from tokenizer import NO_PIECE
 from utils import UserError, short_repr, warn
 

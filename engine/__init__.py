@@ -12,9 +12,9 @@ from typing import Any
 
 MODULES = {
     "load_llama": "families",
-    "load_classifier": "saved",
-    "predict": "saved",
-    "generate": "generation",
+    "load_classifier": "runs",
+    "predict": "runs",
+    "generate": "inference",
 }
 __all__ = ["generate", "load_classifier", "load_llama", "predict"]
 

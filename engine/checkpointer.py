@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.locks import NameLock
 from engine.methods import BegunEpoch, EpochResult, Method, random_state, set_random_state
 from engine.processes import SINGLE_PROCESS, Distributed
-from engine.storage import load_tensors, save_tensors
+from engine.storage import NameLock, load_tensors, save_tensors
 from utils import UserError, join_names
 
 KINDS = {"model": "fine-tuned classifier", "resume": "resume point"}  # the entry "kind" of these files

@@ -1,27 +1,33 @@
-"""One pass of a Llama whose attention is told positions, a mask and a cache: `AttentionContext`.
+"""Texts that are read with more than llama.py's forward pass has: positions, a mask, the keys and values so far.
 
-llama.py reads a whole text from position 0. A key/value cache, padding before a text, a mask of one's own and a query
-at one position need more. Here they meet the model's own code: `ContextLlama` is a second set of modules that share
-parameters, children and hooks with the model's; only the attention is of another class, `ContextAttention`, which has
-`Attention.forward` once more, with a context. So what is edited in llama.py counts here as well, but for that method
-and `rope.apply_rotary_emb`: `engine.passes.context_check` says whether these still agree.
+llama.py reads a whole text from position 0. A key/value cache, padding before a text, a mask of one's own and a
+query at one position need more. Here they meet the model's own code: `ContextLlama` is a second set of modules that
+share parameters, children and hooks with the model's; only the attention is of another class, `ContextAttention`,
+which has `Attention.forward` once more, with a context. So what is edited in llama.py counts here as well, but for
+that method and `rope.apply_rotary_emb`: `context_check` says whether these still agree.
 
 Shapes:
-    b batch      s query position   t key position   h query heads   g key/value heads
+    b batch      s query position   t key position   h query heads   g key/value heads   L layers
     d head dim   D model dim        v vocabulary
 """
 
 from __future__ import annotations
 
-from functools import cache
+import copy
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from base_llama import causal_mask
-from llama import Attention, Llama
-from rope import Scaling, frequencies, rope_table
+from config import ATTENTION_KINDS, LlamaConfig
+from engine.equivalence import Case, Comparison, EquivalenceCheck
+from engine.weights import computable_kinds, takes_mask
+from llama import NORMS, Attention, FeedForward, Llama, LlamaLayer
+from rope import Scaling, apply_rotary_emb, frequencies, rope_table
+from utils import UserError
 
 
 class AttentionContext(NamedTuple):
@@ -150,3 +156,252 @@ class ContextLlama:
         for attention in self.attentions:
             vars(attention)["context"] = context
         return self.llama(tokens)
+
+
+# ---------------------------------------------------------------------------------------- keys and values that are kept
+
+
+class KVCache:
+    """Keys and values of texts, and the model that reads what comes next: `read`.
+
+    The code that generates text owns the cache; the model keeps no state. The buffers are made once, for `max_len`
+    positions. All rows hold the same number of positions; a shorter text begins with padding.
+    pad: b, the number of padding tokens at the start of each row. Raises `ValueError` for a bidirectional model,
+    where each new token would change the keys and values of all earlier tokens.
+    """
+
+    def __init__(self, llama: Llama, batch_size: int, max_len: int, pad: torch.Tensor | None = None):
+        config = llama.config
+        if not config.is_causal:
+            raise ValueError('a key/value cache needs attention="causal"')
+        self.shape = (config.n_layers, batch_size, config.n_kv_heads, max_len, config.head_dim)
+        self.keys: torch.Tensor | None = None  # L b g t d, once something is stored
+        self.values: torch.Tensor | None = None
+        self.pad = None if pad is None or not pad.any() else pad
+        self.device = next(llama.parameters()).device
+        self.length = 0
+        self.reader = ContextLlama(llama)
+
+    def read(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `Llama.forward` for the next tokens of each text, which the cache then holds.
+
+        tokens: b s -> logits b 1 v, hidden states b s D of these tokens. Raises `RuntimeError` as `extend` does.
+        """
+        return self.reader(tokens, self.extend(tokens.shape[1]))
+
+    def extend(self, new: int) -> AttentionContext:
+        """Make room for `new` positions; returns the context of the pass that computes them.
+
+        Raises `RuntimeError` if the cache would hold more than `max_len` positions.
+        """
+        length = self.length + new
+        if length > self.shape[3]:
+            raise RuntimeError(f"the cache is for {self.shape[3]} tokens, not {length}")
+        start = self.length if self.pad is None else self.length - self.pad
+        mask = None  # a single new token sees everything
+        if self.pad is not None:
+            mask = padded_causal_mask(self.pad, new, length)  # b 1 s t
+        elif new > 1:
+            mask = last_rows(new, length, self.device)  # s t
+        self.length = length
+        return AttentionContext(start, mask, cache=self)
+
+    def store(self, layer_id: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add one layer's new keys and values, each b g s d; returns those of all positions, b g t d."""
+        if self.keys is None:  # the buffers get the number format of the first key
+            self.keys, self.values = (torch.zeros(self.shape, dtype=key.dtype, device=key.device) for _ in range(2))
+        start = self.length - key.shape[2]
+        self.keys[layer_id, :, :, start : self.length] = key
+        self.values[layer_id, :, :, start : self.length] = value
+        return self.keys[layer_id, :, :, : self.length], self.values[layer_id, :, :, : self.length]
+
+    def take(self, rows: torch.Tensor) -> KVCache:
+        """A new cache with these rows of this one, in this order; a row may be taken several times. rows: r"""
+        taken = copy.copy(self)
+        taken.shape = (self.shape[0], len(rows), *self.shape[2:])
+        taken.pad = None if self.pad is None else self.pad[rows]
+        if self.keys is not None:
+            taken.keys, taken.values = self.keys.index_select(1, rows), self.values.index_select(1, rows)  # L r g t d
+        return taken
+
+
+def last_rows(query_len: int, key_len: int, device: torch.device | None = None) -> torch.Tensor:
+    """The last rows of `causal_mask`: the last query sees every key. Returns bool s t; do not write to it."""
+    return causal_mask(key_len, device)[key_len - query_len :] if query_len < key_len else causal_mask(key_len, device)
+
+
+def padded_causal_mask(pad: torch.Tensor, query_len: int, key_len: int) -> torch.Tensor:
+    """`last_rows` for texts that begin with padding. No text token sees padding; a padding token sees itself.
+
+    (If it saw no key, its softmax would be NaN, and the NaN would spread.)
+    pad: b, the number of padding tokens at the start of each row. Returns bool b 1 s t.
+    """
+    keys = torch.arange(key_len, device=pad.device)
+    queries = keys[key_len - query_len :]
+    is_real = keys >= pad[:, None]  # b t
+    sees_itself = queries[:, None] == keys  # s t
+    visible = last_rows(query_len, key_len, pad.device) & is_real[:, None, :] | sees_itself  # b s t
+    return visible[:, None]
+
+
+# ---------------------------------------------------------------------- hidden states, and the comparison with llama.py
+
+LIMIT, LONG_TEXT = 8, 300  # positions of the models that are compared
+WITHOUT_CACHE = "every text is read whole, without a cache, positions or a mask of its own"
+
+
+def embed(llama: Llama, tokens: torch.Tensor) -> torch.Tensor:
+    """The vectors of tokens, as `Llama.forward` looks them up. tokens: b s -> b s D"""
+    return llama.tok_embeddings(tokens.masked_fill(tokens == -1, 0))
+
+
+class GivenVectors(nn.Module):
+    """In the place of token embeddings: vectors that are given."""
+
+    def __init__(self, vectors: torch.Tensor):
+        super().__init__()
+        self.vectors = vectors
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.vectors
+
+
+def hidden_states(
+    llama: Llama,
+    tokens: torch.Tensor | None = None,
+    context: AttentionContext | None = None,
+    *,
+    embedded: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The output of a Llama after the final norm, without logits. tokens: b s, or embedded: b s D -> b s D
+
+    embedded: vectors in the place of those that `tok_embeddings` has for tokens. context: None: of whole texts.
+    Raises `UserError` if the model's attention takes no context that agrees with llama.py.
+    """
+    others: dict[str, nn.Module] = {"output": nn.Identity()}
+    if embedded is not None:
+        tokens = torch.zeros(embedded.shape[:2], dtype=torch.long, device=embedded.device)
+        others["tok_embeddings"] = GivenVectors(embedded)
+    if context is None:
+        return sharing(llama, type(llama), **others)(tokens)[1]
+    if context.mask is not None and not takes_mask(Attention):
+        raise UserError("this needs a mask, which Attention.compute_query_key_value_scores in llama.py does not take")
+    if reason := why_no_context(llama):
+        raise UserError(f"this needs positions or a mask of its own, which the model does not take: {reason}")
+    reader = ContextLlama(llama)
+    reader.llama._modules.update(others)
+    return reader(tokens, context)[1]
+
+
+# ------------------------------------------------------------------------------------------- comparison with llama.py
+
+
+def why_no_context(llama: Llama) -> str | None:
+    """Why a model cannot be read with a context as llama.py reads it; None if it can."""
+    if has_own_forward(llama, Llama):
+        return "the model has a forward of its own"
+    for number, layer in enumerate(llama.layers):
+        if has_own_forward(layer, LlamaLayer):
+            return f"layer {number} has a forward of its own"
+        if not has_known_attention(layer):
+            return f"layer {number} has another attention than llama.py's"
+    return context_check(tuple(vars(llama.config).items())).difference()
+
+
+def has_own_forward(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module computes something else than its class of llama.py says, perhaps of several positions."""
+    return type(module).forward is not kind.forward or "forward" in vars(module)
+
+
+def has_known_attention(layer: nn.Module) -> bool:
+    """Whether the attention of a layer is that of llama.py, or a kernel in its place."""
+    attention = getattr(layer, "attention", None)
+    is_known = type(attention) in (Attention, ContextAttention) or hasattr(type(attention), "with_context")
+    return is_known and "forward" not in vars(attention)
+
+
+@lru_cache(maxsize=16)
+def context_check(config: tuple[tuple[str, Any], ...]) -> EquivalenceCheck:
+    """Whether a reading with a context agrees with a model of these settings, as llama.py stands."""
+    made = LlamaConfig(**dict(config))
+    roots = (Attention, LlamaLayer, FeedForward, NORMS[made.norm], (Llama, "forward"))
+    return EquivalenceCheck("Llama.forward", roots, partial(_sides, made), instead=WITHOUT_CACHE)
+
+
+def _sides(config: LlamaConfig) -> Comparison:
+    """Small models, one as deep as `config` says, because an edit may concern one layer, and shallow ones."""
+    small = {"dim": 32, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 50, "hidden_dim": 24, "dropout": 0.0}
+    models = {}
+    for kind, limit, depth in (
+        ("causal", LIMIT, config.n_layers),
+        ("bidirectional", LIMIT, 2),
+        ("causal", LONG_TEXT, 1),
+    ):
+        settings = {**vars(config), **small, "max_seq_len": limit, "n_layers": depth, "attention": kind}
+        model = models[kind, limit] = Llama(LlamaConfig(**settings)).eval().requires_grad_(False)
+        for parameter in model.parameters():
+            nn.init.normal_(parameter, std=0.4 if parameter.dim() == 2 else 1.0)
+
+    def ask(is_plain: bool) -> Callable[..., list[torch.Tensor]]:
+        def run(part: Callable, which: tuple[str, int], *inputs: torch.Tensor) -> list[torch.Tensor]:
+            return part(models[which], is_plain, *inputs)
+
+        return run
+
+    asked = {"causal"} if config.is_causal else set(ATTENTION_KINDS)  # no causal model is read the other way
+    return Comparison(ask(True), ask(False), list(_cases(asked.intersection(computable_kinds()))))
+
+
+def _cases(kinds: set[str]) -> Iterator[Case]:
+    """kinds: of attention, of the models that are compared."""
+
+    def tokens(texts: int, length: int) -> torch.Tensor:
+        return torch.randint(0, 50, (texts, length))
+
+    for kind in sorted(kinds):
+        yield Case(f"a {kind} text", (_whole, (kind, LIMIT), tokens(2, 6)))
+        yield Case("rope.apply_rotary_emb", (_turned, (kind, LIMIT), torch.randn(2, LIMIT + 3, 4, 8)))
+    if "causal" in kinds:
+        yield Case("tokens behind a text", (_in_pieces, ("causal", LIMIT), tokens(2, 7)))
+        yield Case("texts behind padding", (_padded, ("causal", LIMIT), tokens(3, 7), torch.tensor([0, 4, 2])))
+        yield Case(f"{LONG_TEXT} tokens", (_in_pieces, ("causal", LONG_TEXT), tokens(1, LONG_TEXT)))
+
+
+def _whole(model: Llama, is_plain: bool, tokens: torch.Tensor) -> list[torch.Tensor]:
+    """Logits of the last and of all positions, and hidden states."""
+    if is_plain:
+        logits, h = model(tokens)
+        return [logits, h, model(tokens, tokens)[0]]
+    context = AttentionContext.of_text(tokens.shape[1], model.config.is_causal, tokens.device)
+    logits, h = ContextLlama(model)(tokens, context)
+    return [logits, h, model.output(h)]
+
+
+def _turned(model: Llama, is_plain: bool, x: torch.Tensor) -> list[torch.Tensor]:
+    """The rotation of the positions from the third on, of rows that begin at two positions, and before position 0."""
+    config = model.config
+    settings = config.head_dim, config.max_seq_len, config.rope_theta, config.rope_scaling
+    if is_plain:
+        both = apply_rotary_emb(x, x[:, :, :2], *settings)
+        return [*(each[:, 3:] for each in both), torch.stack((both[0][0, 3:6], both[0][1, 5:8])), x[:, :1]]
+    rows = torch.stack((x[0, 3:6], x[1, 5:8]))
+    parts = ((x[:, 3:], 3), (x[:, 3:, :2], 3), (rows, torch.tensor([3, 5])), (x[:, :1], torch.tensor([-2, 0])))
+    return [rotate(part, start, *settings) for part, start in parts]
+
+
+def _in_pieces(model: Llama, is_plain: bool, tokens: torch.Tensor) -> list[torch.Tensor]:
+    """All hidden states, and the logits after the text."""
+    if is_plain:
+        return [*reversed(model(tokens))]
+    cache, length = KVCache(model, *tokens.shape), tokens.shape[1]
+    pieces = [cache.read(piece) for piece in tokens.split([length - 4, 1, 2, 1], dim=1)]
+    return [torch.cat([h for _, h in pieces], dim=1), pieces[-1][0]]
+
+
+def _padded(model: Llama, is_plain: bool, tokens: torch.Tensor, pad: torch.Tensor) -> list[torch.Tensor]:
+    """The logits after each text, the first tokens of which are padding."""
+    if is_plain:
+        return [model(row[None, before:])[0][0] for row, before in zip(tokens, pad.tolist(), strict=True)]
+    cache = KVCache(model, *tokens.shape, pad)
+    cache.read(tokens[:, :5])
+    return [*cache.read(tokens[:, 5:])[0]]

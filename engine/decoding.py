@@ -1,26 +1,176 @@
 """Continuing texts token by token, with all that `Llama.generate` does not have: a cache, stop tokens, other choices.
 
+From logits to the next token: temperature, truncated sampling, a penalty on repetition. From a prompt to its text:
+`continue_texts`; `why_own_generate` says whether that is the text of `Llama.generate` as it stands.
+
 Shapes:  b texts   s positions   r rows   v vocabulary
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
 from config import SAMPLINGS, LlamaConfig
-from engine.cache import KVCache
+from engine.context import KVCache, why_no_context
 from engine.equivalence import Case, Comparison, EquivalenceCheck
-from engine.passes import why_no_context
-from engine.sampling import Sampling, chooser
 from llama import Llama
+from utils import UserError
+
+# logits b v, idx b s -> b 1; or r 1 with row numbers r, see `continue_texts`
+Choose = Callable[[torch.Tensor, torch.Tensor], "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The settings by which a next token is chosen. Raises `ValueError` for a value out of range.
+
+    Temperature 0 takes the most likely token. Otherwise a token is drawn from softmax(logits / temperature), after
+    dropping those outside the `top_k` most likely ones, those outside the smallest set whose probabilities reach
+    `top_p` (nucleus sampling, Holtzman et al. 2020, arXiv:1904.09751, section 3.1), those less likely than `min_p`
+    times the most likely one (Nguyen et al. 2024, arXiv:2407.01082), and those less likely than `epsilon` (Hewitt et
+    al. 2022, arXiv:2210.15191, section 4.1) among the remaining ones, in that order. The most likely is never dropped.
+    Before all that, at temperature 0 as well, the `repetition_penalty` changes the logits: see `penalize_repeats`.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    epsilon: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature={self.temperature} must be at least 0 and finite")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k={self.top_k} must be at least 1")
+        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p={self.top_p} must be above 0 and at most 1")
+        if self.epsilon is not None and not 0.0 <= self.epsilon < 1.0:
+            raise ValueError(f"epsilon={self.epsilon} must be from 0 to below 1")
+        if self.min_p is not None and not 0.0 <= self.min_p <= 1.0:
+            raise ValueError(f"min_p={self.min_p} must be from 0 to 1")
+        if self.repetition_penalty is not None and not 0.0 < self.repetition_penalty < math.inf:
+            raise ValueError(f"repetition_penalty={self.repetition_penalty} must be above 0 and finite")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether only the temperature is set, so that `sample_next` gives the same tokens."""
+        return self.repetition_penalty is None and (self.temperature == 0.0 or self.limits == (None,) * 4)
+
+    @property
+    def limits(self) -> tuple[int | None, float | None, float | None, float | None]:
+        """The arguments of `truncate` after the probabilities."""
+        return self.top_k, self.top_p, self.epsilon, self.min_p
+
+
+def sample_next(
+    logits: torch.Tensor, temperature: float = 1.0, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """Choose the next token of each row, b v -> b 1; without a random number at temperature 0. Raises `ValueError`."""
+    if not 0.0 <= temperature < math.inf:
+        raise ValueError(f"temperature={temperature} must be at least 0 and finite")
+    best, largest = likeliest(logits)
+    if temperature == 0.0:
+        return best
+    # the maximum is subtracted first, so that a very small temperature does not overflow
+    probs = ((logits.float() - largest.float()) / temperature).softmax(dim=-1)  # b v
+    return torch.multinomial(probs, num_samples=1, generator=generator)  # b 1
+
+
+def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The most likely token of each row and its logit. b v -> b 1, b 1. Raises `UserError` if a logit is not finite."""
+    best = logits.argmax(dim=-1, keepdim=True)  # b 1
+    largest = logits.gather(-1, best)  # b 1: NaN if any logit of the row is
+    if not torch.isfinite(largest).all():
+        raise UserError("the model's logits are not finite: its weights are damaged, or the code computes them wrongly")
+    return best, largest
+
+
+def chooser(sampling: Sampling, generator: torch.Generator | None = None, pad: torch.Tensor | None = None) -> Choose:
+    """A function that replaces `sample_next`, for the argument `choose` of `decoding.continue_texts`.
+
+    pad: b, the number of padding tokens at the start of each row.
+    """
+
+    def choose(logits: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
+        logits = penalize_repeats(logits, idx, sampling.repetition_penalty, pad)
+        if sampling.temperature > 0.0:
+            logits = drop(logits, sampling)
+        return sample_next(logits, sampling.temperature, generator)
+
+    return choose
+
+
+def penalize_repeats(
+    logits: torch.Tensor, idx: torch.Tensor, penalty: float | None, pad: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Make the tokens of the text less likely (Keskar et al. 2019, CTRL, arXiv:1909.05858, section 4.1).
+
+    logits: b v, idx: b s -> b v. pad: b, the number of padding tokens at the start of each row of `idx`.
+    The penalty divides a positive logit and multiplies a negative logit, once per token, however often it occurs. (The
+    paper divides both, which would make an unlikely token more likely.) A penalty of 1 or None changes nothing, below 1
+    it rewards repetition. Raises `UserError` as `likeliest` does.
+    """
+    if penalty is None:
+        return logits
+    likeliest(logits)  # raises the error for logits that are not finite, before they are changed
+    if pad is not None:  # padding is replaced by the last token, which belongs to the text
+        is_pad = torch.arange(idx.shape[1], device=idx.device) < pad[:, None]  # b s
+        idx = idx[:, -1:].where(is_pad, idx)
+    seen = logits.gather(-1, idx)  # b s
+    largest = torch.finfo(logits.dtype).max  # an infinite penalty times a logit of 0 would be NaN
+    penalty = min(penalty, largest)
+    penalized = torch.where(seen > 0, seen / penalty, seen * penalty).clamp(-largest, largest)  # b s
+    return logits.scatter(-1, idx, penalized)
+
+
+def drop(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Logits with -inf for the tokens that `sampling` drops. b v -> b v. Raises `UserError` as `likeliest` does."""
+    if sampling.limits == (None,) * 4:
+        return logits
+    _, largest = likeliest(logits)
+    probs = ((logits.float() - largest.float()) / sampling.temperature).softmax(dim=-1)  # b v
+    return logits.masked_fill(truncate(probs, *sampling.limits) == 0.0, -math.inf)
+
+
+def truncate(
+    probs: torch.Tensor,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    epsilon: float | None = None,
+    min_p: float | None = None,
+) -> torch.Tensor:
+    """Set the probabilities of dropped tokens to 0; the sum is not scaled to 1. b v -> b v. See `Sampling`."""
+    dropped = torch.zeros_like(probs, dtype=torch.bool)
+    if top_k is not None or top_p is not None:
+        sorted_probs, order = probs.sort(dim=-1, descending=True, stable=True)
+        rank = order.argsort(dim=-1)  # b v: 0 for the most likely token
+        if top_k is not None:
+            dropped |= rank >= min(top_k, probs.shape[-1])
+            sorted_probs = sorted_probs.masked_fill(dropped.gather(-1, order), 0.0)
+        if top_p is not None:
+            sorted_probs = sorted_probs / sorted_probs.sum(-1, keepdim=True)
+            mass_before = sorted_probs.cumsum(-1) - sorted_probs  # b v: the sum over the more likely tokens
+            dropped |= (mass_before >= top_p).gather(-1, rank)
+    if min_p is not None:
+        dropped |= probs < min_p * probs.amax(-1, keepdim=True)
+    if epsilon is not None:
+        kept = probs.masked_fill(dropped, 0.0)
+        dropped |= kept < epsilon * kept.sum(-1, keepdim=True)
+    return probs.masked_fill(dropped.scatter(-1, probs.argmax(-1, keepdim=True), False), 0.0)
+
+
+# ------------------------------------------------------------------------------------------------------- token by token
 
 NextLogits = Callable[[torch.Tensor, "KVCache | None"], torch.Tensor]  # idx b s -> b v
 TEXTS, VOCABULARY = 300, 100  # of the comparison with `Llama.generate`
-Choose = Callable[[torch.Tensor, torch.Tensor], "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"]
 
 
 class Decoder:
@@ -71,7 +221,7 @@ def continue_texts(
     """Continue `idx` by at most `max_new_tokens` tokens, each chosen by `sampling.sample_next` at this temperature.
 
     idx: b s -> b (s + new). A causal model keeps keys and values until the text is longer than `max_seq_len`, if
-    `engine.passes` finds that its code allows it; else the tokens in reach are computed anew, with the same result.
+    `engine.context` finds that its code allows it; else the tokens in reach are computed anew, with the same result.
     pad: b, the number of padding tokens at the start of each row. on_token: called with each new column, b 1.
     A row that produced one of `stop_ids` repeats it; generation ends early when every row has produced one.
     choose: replaces `sample_next` (logits b v, idx b s -> b 1), and what the config's `sampling` drops; with new tokens

@@ -19,12 +19,11 @@ from torch import nn
 
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier, read_last
 from config import LlamaConfig
-from engine.batches import EncodingRules, LlamaDataset, Sentences
 from engine.data import Example
-from engine.finding import is_gguf, tokenizer_name
 from engine.methods import Method
 from engine.plan import Plan
-from engine.programs import import_part, require_folder
+from engine.programs import import_part, is_gguf, require_folder, tokenizer_name
+from engine.tasks import EncodingRules, LlamaDataset, Sentences
 from engine.weights import load_pretrained, shape_errors, takes_mask
 from llama import Attention, Llama
 from rope import apply_rotary_emb

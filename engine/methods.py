@@ -12,9 +12,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from engine.batches import Sentences
 from engine.processes import Batch, Distributed, LocalBatch, device_of
-from engine.tasks import Task
+from engine.tasks import Sentences, Task
 
 
 @dataclass

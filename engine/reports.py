@@ -1,4 +1,7 @@
-"""Input and output that several commands share: reading data, printing accuracies and tables, writing output files."""
+"""What several commands share: their processes, reading data, printing accuracies and tables, writing output files.
+
+In: checked flags. Out: the processes of the run, models, `Example`s, printed lines, output files.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,51 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from engine.columns import derive_label_names, has_columns, is_number, read_examples
+from engine.arguments import TO_STDOUT, is_one_of_several
 from engine.data import Example, create_data, format_line, read_label_names
-from engine.files import TO_STDOUT
-from engine.flags import SPLITS, TRAINING
+from engine.flags import SPLITS, TRAINING, inputs_of
+from engine.plan import InputFile
 from engine.programs import NeedsCausal, require_folder
-from utils import UserError, atomic_write, find_asset, warn
+from engine.tables import derive_label_names, has_columns, is_number, read_examples
+from utils import UserError, atomic_write, choose_device, find_asset, warn
 
 if TYPE_CHECKING:
     import torch
 
     from config import LlamaConfig
-    from engine.batches import LlamaDataset
     from engine.methods import EpochResult
     from engine.plan import ComputeSettings
     from engine.processes import Distributed
-    from engine.tasks import Evaluation, Task
+    from engine.tasks import Evaluation, LlamaDataset, Task
     from llama import Llama
     from tokenizer import Tokenizer
+
+# ------------------------------------------------------------------------------------------- the processes of a command
+
+
+@contextmanager
+def join_world(args: Namespace) -> Iterator[Distributed]:
+    """The processes of this run: only this one, or those that torchrun started."""
+    from engine.processes import SINGLE_PROCESS
+
+    if not is_one_of_several():
+        yield SINGLE_PROCESS
+        return
+    from engine import torchrun
+
+    with torchrun.join(choose_device(args.device, args.use_gpu), shard=args.shard) as group:
+        group.require_alike(facts(args))
+        yield group
+
+
+def facts(args: Namespace) -> dict[str, Any]:
+    """Values that must be equal in all processes: checksums of the input files, and the flags that name no file."""
+    inputs = inputs_of(args.option)
+    given = {name: value for name, value in vars(args).items() if name not in inputs and not name.endswith("_out")}
+    files = {name: getattr(args, name) for name in inputs if getattr(args, name) is not None}
+    sums = {name: InputFile.of(path, getattr(args, "model_files", ())).sha256 for name, path in files.items()}
+    return given | sums | {path: InputFile.of_several(path).sha256 for path in getattr(args, "method_files", ())}
+
 
 # -------------------------------------------------------------------------------------------- models and data
 
@@ -193,7 +223,7 @@ def predict_and_report(
     task: None: classification. Returns the evaluation of each split.
     """
     from engine.methods import pretrained_of
-    from engine.saved import loader_of
+    from engine.runs import loader_of
     from engine.tasks import CLASSIFICATION
     from engine.training import evaluate
 

@@ -13,17 +13,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from engine.callbacks import StepMeasurement, TrainingCallback
 from engine.methods import BegunEpoch, EpochResult, Method, RandomState, Step, random_state, set_random_state
+from engine.metrics import StepMeasurement, TrainingCallback
 from engine.processes import SINGLE_PROCESS, Distributed, LocalBatch, device_of, gradient_norm, on_device
-from engine.tasks import CLASSIFICATION, Task
+from engine.tasks import CLASSIFICATION, NextToken, Task, TextWindows, perplexity_of
+from llama import Llama
+from tokenizer import Tokenizer
 from utils import UserError
 
 # ----------------------------------------------------------------------------------------------------------- evaluation
@@ -66,6 +68,36 @@ def _progress_bar(loader: DataLoader, desc: str, progress: bool) -> tqdm:
     """A progress bar; it appears on a terminal only, not in a log file."""
     total, disable = len(loader.dataset), None if progress else True
     return tqdm(total=total, desc=desc, unit=" sentences", leave=False, mininterval=0.5, disable=disable)
+
+
+# ----------------------------------------------------------------------------------------------------------- perplexity
+
+
+class Perplexity(NamedTuple):
+    """How well a language model predicts a text. tokens: the number of predicted tokens."""
+
+    nats_per_token: float
+    bits_per_byte: float
+    tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        return perplexity_of(self.nats_per_token)
+
+
+def perplexity(llama: Llama, tokenizer: Tokenizer, text: str, batch_size: int = 8) -> Perplexity:
+    """The perplexity of a text: every token is predicted once, in windows of `max_seq_len` that begin with bos.
+
+    Raises `UserError` for a bidirectional model, which sees the tokens that it predicts, and for an empty text.
+    """
+    if not llama.config.is_causal:
+        raise UserError("a bidirectional model sees the tokens that it would predict; use attention causal")
+    ids = tokenizer.encode_all(text)
+    if not ids:
+        raise UserError("there is no text")
+    windows = TextWindows(ids, tokenizer.bos_id, llama.config.max_seq_len)
+    result = evaluate(llama, windows.loader(batch_size), task=NextToken(), desc="perplexity")
+    return Perplexity(result.loss, result.nats / math.log(2) / len(text.encode()), result.tokens)
 
 
 # ------------------------------------------------------------------------------------------------------------- training

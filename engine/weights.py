@@ -13,8 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from config import ATTENTION_KINDS, Checks, LlamaConfig
-from engine.finding import is_gguf
-from engine.programs import import_part
+from engine.programs import import_part, is_gguf
 from engine.storage import forget_pages, load_tensors, require_memory
 from llama import Attention, Llama, own_name
 from utils import UserError, join_names, shorten

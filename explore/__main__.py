@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from config import ATTENTION_KINDS
-from engine.files import check_page
-from engine.finding import find_checkpoint
+from engine.arguments import check_page
 from engine.metrics import FILE, read_records
-from engine.programs import ArgumentParser, run_main
-from engine.stream import read_sentences
+from engine.programs import ArgumentParser, find_checkpoint, run_main
+from engine.tables import read_sentences
 from utils import UserError, find_asset, hub_hint
 
 if TYPE_CHECKING:
@@ -125,8 +124,8 @@ def texts_of(args: Namespace, inspected: InspectedModel) -> tuple[list[Inspected
     """The texts of the page; for a classifier and labelled data, also its results on all of them as a run."""
     from engine.data import NO_GOLD_LABEL, create_data, has_gold_labels
     from engine.families import encode_for
-    from engine.outcome import Judging, outcome_of
-    from engine.saved import loader_of
+    from engine.runs import loader_of
+    from engine.tasks import Judging, outcome_of
     from engine.training import evaluate
     from explore.inspected import InspectedText, examples_of
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine.metrics import FILE, MetricsLog, has_tensorboard
-from engine.outcome import Judging, WithProbabilities, outcome_of
+from engine.tasks import Judging, WithProbabilities, outcome_of
 
 if TYPE_CHECKING:
     import torch
 
-    from engine.batches import Sentences
     from engine.checkpointer import Checkpointer
     from engine.methods import EpochResult
+    from engine.tasks import Sentences
 
 EXAMPLES = 4  # sentences of dev on the page: at most half of them are the worst errors
 

@@ -15,11 +15,11 @@ from torch import nn
 from config import ATTENTION_KINDS
 from engine.data import NO_GOLD_LABEL, Example
 from engine.families import encode_for, load_llama
-from engine.finding import is_gguf, tokenizer_name
 from engine.methods import pretrained_of
-from engine.outcome import WithProbabilities, worst_errors
-from engine.saved import SavedRun, load_classifier
+from engine.programs import is_gguf, tokenizer_name
+from engine.runs import SavedRun, load_classifier
 from engine.storage import load_tensors
+from engine.tasks import WithProbabilities, worst_errors
 from engine.weights import load_pretrained
 from explore.decision import Decision, decide, probabilities
 from explore.look import ForwardRecord, Lens, lenses, match_at_distance, read, read_both, rotated

@@ -9,11 +9,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from engine.cache import KVCache
-from engine.context import rotate
-from engine.decoding import logits_after
-from engine.passes import why_no_context
-from engine.sampling import Sampling, drop, likeliest
+from engine.context import KVCache, rotate, why_no_context
+from engine.decoding import Sampling, drop, likeliest, logits_after
 from explore.broken import Switches, broken, read_broken
 from explore.decision import MOST_TOKENS, TEXTS_AT_ONCE, neighbours_together, occluded, occlusion_starts, probabilities
 from explore.inspected import InspectedModel, to_bytes, whole_in_units

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.data import create_data, read_label_names, unpack
-from engine.figures import SETTINGS, Record, error_of_result, read_figures
+from engine.metrics import SETTINGS, Record, error_of_result, read_figures
 from utils import UserError, find_asset
 
 POINTS = 1500  # of a curve; a longer run is thinned
@@ -106,7 +106,7 @@ def page_of_result(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _judged(result: Mapping[str, Any], split: str) -> dict[str, Any]:
-    from engine.outcome import confusion
+    from engine.tasks import confusion
 
     judged = {"split": split, **{key: result[split][key] for key in ("accuracy", "macro_f1")}}
     data = read_split(result["data"], split)

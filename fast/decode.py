@@ -19,7 +19,7 @@ import torch
 
 from config import PRECISIONS, LlamaConfig
 from engine import decoding
-from engine.cache import KVCache
+from engine.context import KVCache
 from engine.decoding import continue_texts, logits_after
 from engine.equivalence import EquivalenceCheck, notice
 from fast import compiled, last_position

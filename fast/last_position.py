@@ -18,9 +18,15 @@ from torch import nn
 import classifier
 from base_llama import sequence_lengths
 from config import ATTENTION_KINDS, LlamaConfig
-from engine.context import AttentionContext, ContextAttention, sharing, with_context
+from engine.context import (
+    AttentionContext,
+    ContextAttention,
+    has_known_attention,
+    has_own_forward,
+    sharing,
+    with_context,
+)
 from engine.equivalence import Case, Comparison, EquivalenceCheck
-from engine.passes import has_known_attention, has_own_forward
 from engine.weights import computable_kinds
 from llama import NORMS, Attention, FeedForward, Llama, LlamaLayer
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from config import LlamaConfig
-from engine.cache import KVCache
+from engine.context import KVCache
 from engine.decoding import logits_after
 from engine.equivalence import Case, Comparison
 from fast import loops

@@ -10,7 +10,7 @@
 # The figure: how likely is each next token, if we stop after a layer and ask `output` right there (the "logit lens")?
 
 # %%
-from engine.batches import EncodingRules, LlamaDataset
+from engine.tasks import EncodingRules, LlamaDataset
 from tokenizer import Tokenizer
 
 tokenizer = Tokenizer(tokenizer_model="checkpoints/minllama1M.model")

@@ -25,8 +25,8 @@ from error_helpers import check_one_error, generate_flags, snapshot
 
 import fast.apply
 from config import LlamaConfig
+from engine.decoding import Sampling, chooser
 from engine.programs import run_main
-from engine.sampling import Sampling, chooser
 from llama import Llama
 from tokenizer import Tokenizer
 

@@ -9,8 +9,7 @@ import torch
 from conftest import random_llama, slow_among
 
 from base_llama import causal_mask
-from engine.cache import KVCache, last_rows, padded_causal_mask
-from engine.context import ContextLlama
+from engine.context import ContextLlama, KVCache, last_rows, padded_causal_mask
 from engine.decoding import continue_texts
 from llama import Llama
 

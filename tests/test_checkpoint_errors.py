@@ -13,8 +13,8 @@ from conftest import SENTENCES, random_llama, save_checkpoint
 from error_helpers import generate_flags
 
 import utils
-from engine import files as engine_files
-from engine import saved as saved_runs
+from engine import arguments as engine_files
+from engine import runs as saved_runs
 from engine import storage
 from engine.weights import load_pretrained
 from tokenizer import Tokenizer

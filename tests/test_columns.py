@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 from error_helpers import refused
 
-from engine import columns, reports
-from engine.columns import Columns, derive_label_names, read_examples, read_texts
+from engine import reports, tables
 from engine.data import Example, create_data
 from engine.plan import InputFile
-from engine.stream import read_sentences
+from engine.tables import Columns, derive_label_names, read_examples, read_sentences, read_texts
 from utils import UserError
 
 NAMES = ["bad", "good"]
@@ -37,7 +36,7 @@ def write(path: Path, rows: list[dict]) -> Path:
     return path
 
 
-@pytest.fixture(params=columns.FORMATS)
+@pytest.fixture(params=tables.FORMATS)
 def ending(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -79,7 +78,7 @@ def test_a_number_is_one_label_however_it_is_spelt(tmp_path: Path, spelt: str):
         line = f'{{"text": "x", "label": "{spelt}"}}\n'
     (tmp_path / "d.jsonl").write_text(line)
     (tmp_path / "d.csv").write_text(f"text,label\nx,{spelt}\n")
-    found = [columns.read_records(tmp_path / f"d.{ending}")[0].label for ending in ("csv", "jsonl")]
+    found = [tables.read_records(tmp_path / f"d.{ending}")[0].label for ending in ("csv", "jsonl")]
     assert found[0] == found[1]
 
 

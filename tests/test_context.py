@@ -1,4 +1,4 @@
-"""Reading with a context, engine/context.py and engine/passes.py: as llama.py reads, or not at all."""
+"""Reading with a context, engine/context.py and engine/context.py: as llama.py reads, or not at all."""
 
 from __future__ import annotations
 
@@ -16,12 +16,19 @@ import base_llama
 import llama
 import rope
 from base_llama import causal_mask
-from engine.cache import KVCache
-from engine.context import AttentionContext, ContextAttention, ContextLlama, rotate
+from engine.context import (
+    AttentionContext,
+    ContextAttention,
+    ContextLlama,
+    KVCache,
+    embed,
+    hidden_states,
+    rotate,
+    why_no_context,
+)
 from engine.decoding import Decoder, continue_texts
 from engine.equivalence import notice
-from engine.generation import generate
-from engine.passes import embed, hidden_states, why_no_context
+from engine.inference import generate
 from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
 from rope import apply_rotary_emb
 from tokenizer import Tokenizer

@@ -1,4 +1,4 @@
-"""Choosing tokens and continuing texts: engine/sampling.py and engine/decoding.py, and what they have of llama.py."""
+"""Choosing tokens and continuing texts: engine/decoding.py and engine/decoding.py, and what they have of llama.py."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from conftest import random_llama
 
 from engine import decoding
-from engine.cache import KVCache
-from engine.decoding import Decoder, continue_texts, logits_after, why_own_generate
+from engine.context import KVCache
+from engine.decoding import Decoder, Sampling, chooser, continue_texts, logits_after, sample_next, why_own_generate
 from engine.equivalence import notice
-from engine.sampling import Sampling, chooser, sample_next
 from llama import Llama
 
 TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33], [1, 45, 8, 260, 3, 3, 3]])

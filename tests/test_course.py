@@ -11,8 +11,8 @@ from conftest import ROOT
 from config import NORM_KINDS, SAMPLINGS, LlamaConfig
 from engine import data as engine_data
 from engine import flags
-from engine.columns import SKIP
 from engine.data import NO_GOLD_LABEL, Example, has_gold_labels, majority_accuracy
+from engine.tables import SKIP
 from grading import editions, outputs, programs, published, rules
 from grading.editions import EDITIONS
 from utils import UserError, prompt_suffix

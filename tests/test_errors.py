@@ -20,9 +20,9 @@ from conftest import ROOT
 from error_helpers import TEXT_FLAGS, check_one_error, snapshot, stderr_lines
 
 from engine import programs, storage
-from engine.batches import EncodingRules, LlamaDataset
 from engine.data import Example
 from engine.programs import run_main
+from engine.tasks import EncodingRules, LlamaDataset
 from tokenizer import Tokenizer
 from utils import UserError
 

@@ -41,7 +41,7 @@ from advanced.decoding import BeamSearch, ContrastiveSearch
 from base_llama import LayerNorm, causal_mask
 from config import LlamaConfig
 from engine import runs
-from engine.cache import KVCache
+from engine.context import KVCache
 from engine.decoding import Decoder, continue_texts, logits_after
 from engine.weights import load_pretrained
 from fast import accelerate, compiled, decoder

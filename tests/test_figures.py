@@ -10,8 +10,7 @@ import torch
 from damage import damaged
 
 from advanced.experiments.results import append_result, read_results
-from engine.data import pack
-from engine.json_text import misfit, parse_json
+from engine.data import misfit, pack, parse_json
 from engine.metrics import FILE, MetricsLog, read_records
 from explore.page import write_page
 from explore.trained import page_of_log, page_of_results, read_results_file

@@ -22,7 +22,7 @@ from classifier import LlamaEmbeddingClassifier
 from engine.checkpointer import Checkpointer, identity_of
 from engine.data import create_data, read_label_names
 from engine.methods import EpochResult
-from engine.saved import load_classifier, record_of
+from engine.runs import load_classifier, record_of
 from engine.storage import save_tensors
 from engine.weights import load_pretrained
 from optimizer import AdamW

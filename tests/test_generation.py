@@ -15,8 +15,8 @@ import torch
 from conftest import drive_in
 from error_helpers import TEXT_FLAGS
 
-from engine import generation, stream
-from engine.generation import batches_of_one_length, up_to_stop
+from engine import inference, tables
+from engine.inference import batches_of_one_length, up_to_stop
 from engine.weights import load_pretrained
 from tokenizer import Tokenizer
 from utils import UserError, prompt_suffix
@@ -80,7 +80,7 @@ def test_prompts_are_gathered_piece_by_piece_and_each_is_continued_once(
     prompts = ["So", fits, f"{fits}a", "A film", "So", f"{fits}aa", "The end"]
     (path := tmp_path / "p.txt").write_text("".join(f"{prompt}\n" for prompt in prompts), encoding="utf-8")
     flags = ["--pretrained-model-path", tiny_checkpoint, "--prompt_file", path, "--max_new_tokens", 2]
-    monkeypatch.setattr(generation, "GATHERED", 1)
+    monkeypatch.setattr(inference, "GATHERED", 1)
     out = drive(*flags, "--batch_size", 2, "--output", tmp_path / "o.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [line["prompt"] for line in lines] == prompts and f"wrote 7 texts to {tmp_path / 'o.jsonl'}\n" in out
@@ -123,7 +123,7 @@ class Terminal(io.StringIO):
 def test_who_writes_one_prompt_gets_its_text_before_the_next(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(stream, "PATIENCE", 0.05)
+    monkeypatch.setattr(tables, "PATIENCE", 0.05)
     os.mkfifo(pipe := tmp_path / "pipe")
     terminal = Terminal()
     answered: list[bool] = []

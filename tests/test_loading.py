@@ -18,7 +18,7 @@ from config import LlamaConfig
 from convert import __main__ as convert_program
 from convert import names
 from engine import weights
-from engine.files import find_llama
+from engine.arguments import find_llama
 from engine.weights import load_pretrained
 from explore import __main__ as explore_program
 from llama import Llama

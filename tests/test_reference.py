@@ -18,9 +18,8 @@ import torch
 from conftest import ROOT, asset, slow_among
 
 from classifier import LlamaZeroShotClassifier
-from engine.batches import EncodingRules, LlamaDataset, TextWindows
 from engine.data import create_data
-from engine.tasks import NextToken
+from engine.tasks import EncodingRules, LlamaDataset, NextToken, TextWindows
 from engine.training import evaluate
 from engine.weights import load_pretrained
 from grading import published

@@ -22,8 +22,8 @@ from error_helpers import TEXT_FLAGS, check_one_error, generate_flags, snapshot,
 import classifier
 import optimizer
 import utils
-from engine import checkpointer, families, finetuning, interrupts, locks, methods, metrics, storage, training
-from engine import saved as saved_runs
+from engine import checkpointer, families, finetuning, methods, metrics, programs, storage, training
+from engine import runs as saved_runs
 from utils import atomic_write
 
 POINT = "finetune-3-0.01.resume"  # of the fixture `interrupted`
@@ -255,7 +255,7 @@ def test_the_first_sigterm_ends_a_training_and_the_next_ones_are_ignored(
 def test_sigterm_is_left_alone_in_a_process_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     for size, is_heard in (("1", True), ("2", False)):
         monkeypatch.setenv("WORLD_SIZE", size)
-        with interrupts.hears_termination():
+        with programs.hears_termination():
             assert (signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL) is is_heard
 
 
@@ -467,7 +467,7 @@ def test_two_runs_at_once_do_not_mix(call: Callable, classify_flags: Callable, t
     _, alone, _ = call(*flags, "--seed", 7)
     for path in tmp_path.iterdir():
         path.unlink()
-    other = locks.NameLock(tmp_path / "finetune-1-2e-05.lock")
+    other = storage.NameLock(tmp_path / "finetune-1-2e-05.lock")
     assert other.acquire()
     status, out, _ = call(*flags, "--seed", 7)
     other.release()

@@ -33,25 +33,11 @@ import optimizer
 import tokenizer
 import utils
 from advanced import decoding
-from engine import (
-    batches,
-    checkpointer,
-    columns,
-    data,
-    processes,
-    programs,
-    runs,
-    sampling,
-    saved,
-    stream,
-    tables,
-    training,
-    weights,
-)
+from engine import checkpointer, data, decoding, processes, programs, runs, tables, tasks, training, weights
 from engine import torchrun as engine_torchrun
-from engine.columns import Columns
 from engine.flags import get_args, shown_arguments
 from engine.storage import load_tensors
+from engine.tables import Columns
 
 PREFIX = (
     "I have wanted to see this thriller for a while, and it didn't disappoint. "
@@ -226,9 +212,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             monkeypatch.setattr(place, name, noting)
 
     for owner, name in (
-        (data, "create_data"), (training.Trainer, "fit"), (runs, "fine_tune"), (batches.LlamaDataset, "loader"),
+        (data, "create_data"), (training.Trainer, "fit"), (runs, "fine_tune"), (tasks.LlamaDataset, "loader"),
         (weights, "load_pretrained"),
-        (columns, "read_examples"), (stream, "read_sentences"), (tables, "read_rows"), (saved, "load_classifier"),
+        (tables, "read_examples"), (tables, "read_sentences"), (tables, "read_rows"), (runs, "load_classifier"),
         (utils, "seed_everything"),
         (optimizer.AdamW, "__init__"), (tokenizer.Tokenizer, "__init__"),
         (classifier.LlamaZeroShotClassifier, "__init__"),
@@ -236,7 +222,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         note(owner, name)
     for search in (decoding.BeamSearch, decoding.ContrastiveSearch):
         note(search, "__init__")
-    note(sampling.Sampling, "__init__")
+    note(decoding.Sampling, "__init__")
     note(training.Trainer, "__init__")
     note(checkpointer.Checkpointer, "load_resume_point", lambda *args: [])
     note(utils, "choose_device", lambda *args: torch.device("cpu:0"))

@@ -22,7 +22,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from bert.package import PACKAGE
-from engine.finding import SMOLLM2_PACKAGE
+from engine.programs import SMOLLM2_PACKAGE
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = "stories42M.pt tokenizer.model sanity_check.data rotary_embedding_actual.data optimizer_test.npy".split()

@@ -18,8 +18,7 @@ import torch
 from conftest import ROOT, random_llama
 
 import utils
-from engine.locks import NameLock
-from engine.storage import load_tensors, save_tensors
+from engine.storage import NameLock, load_tensors, save_tensors
 from engine.weights import load_pretrained
 from grading import programs
 from utils import UserError, atomic_write, host_name
@@ -214,7 +213,7 @@ def test_a_lock_is_held_by_one_and_its_file_goes_with_it(tmp_path: Path):
 def test_a_process_that_dies_frees_its_lock(tmp_path: Path):
     path = tmp_path / "run.lock"
     code = (
-        "import sys, engine.locks as l; k = l.NameLock(sys.argv[1]); print(k.acquire(), flush=True); sys.stdin.read()"
+        "import sys, engine.storage as l; k = l.NameLock(sys.argv[1]); print(k.acquire(), flush=True); sys.stdin.read()"
     )
     owner = subprocess.Popen(
         [sys.executable, "-c", code, path], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

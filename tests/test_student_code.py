@@ -16,7 +16,7 @@ from conftest import ROOT, outputs
 from error_helpers import TEXT_FLAGS, check_one_error, stderr_lines
 
 from engine.families import NO_MASK
-from engine.generation import OTHER_CHOICES, OWN_GENERATE
+from engine.inference import OTHER_CHOICES, OWN_GENERATE
 from engine.weights import load_pretrained
 from llama import Llama
 from tokenizer import Tokenizer

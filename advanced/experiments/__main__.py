@@ -29,7 +29,7 @@ from advanced.experiments.report import write_report
 from advanced.experiments.results import GrowingFile, read_results, results_beside
 from advanced.experiments.rows import Trial
 from advanced.experiments.runner import Runner, describe, take_over
-from engine.files import check_page
+from engine.arguments import check_page
 from engine.programs import ArgumentParser, Default, check_new, check_writable, require_folder, run_main
 from utils import UserError, warn
 

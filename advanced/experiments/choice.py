@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from advanced.experiments.models import Model
 from advanced.experiments.rows import Row, Trial
-from engine.figures import entry_of
+from engine.metrics import entry_of
 
 Attempt = Callable[[int, Mapping[str, Any]], Trial]  # a seed, and values for the keys that a row tunes
 Done = Mapping[str, Mapping[str, Any]]  # results by key

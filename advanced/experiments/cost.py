@@ -113,7 +113,7 @@ def seconds_of_a_turn(run: Run, examples: list[Example]) -> float:
 def seconds_of_classification(run: Run, examples: list[Example]) -> float:
     from engine.families import encode_for
     from engine.methods import pretrained_of
-    from engine.saved import loader_of
+    from engine.runs import loader_of
     from engine.training import evaluate
 
     dataset, device = encode_for(run.model, run.tokenizer, examples), next(run.model.parameters()).device

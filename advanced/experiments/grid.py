@@ -36,7 +36,7 @@ from advanced.experiments.models import Model
 from advanced.experiments.rows import DATA_SETTINGS, PLAN_SETTINGS, Row, Trial
 from advanced.experiments.schema import BAG_OF_WORDS, SOLVED, check_table
 from config import ROUNDING
-from engine.json_text import read_json
+from engine.data import read_json
 from utils import UserError, join_names, warn
 
 TUNE_SEEDS = (0, 11)

@@ -79,7 +79,7 @@ def probabilities(
 
     from engine.families import encode_for
     from engine.methods import pretrained_of
-    from engine.saved import loader_of
+    from engine.runs import loader_of
 
     dataset, rows = encode_for(model, tokenizer, examples), [None] * len(examples)
     loader = loader_of(dataset, pretrained_of(model).config, dict(trial.settings)["batch_size"], compute.device)

@@ -32,8 +32,7 @@ def combine(
     import numpy as np
 
     from advanced.soup import mean_of, soup
-    from engine.runs import compute_fast
-    from engine.saved import load_classifier
+    from engine.runs import compute_fast, load_classifier
 
     trained = [train(member, model, work, compute) for member in trial.each_member()]
     splits = trained[0].splits

@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engine.finding import SMOLLM2, find_checkpoint, tokenizer_name
-from engine.lineage import checksum, identity_of
-from engine.programs import import_part
+from engine.plan import checksum, identity_of
+from engine.programs import SMOLLM2, find_checkpoint, import_part, tokenizer_name
 from utils import UserError, find_asset, hub_hint
 
 

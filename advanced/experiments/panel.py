@@ -19,7 +19,7 @@ from advanced.experiments.rows import Row, Trial, size_in_words
 from advanced.experiments.schema import BAG_OF_WORDS
 from advanced.experiments.statistics import LEVEL, Difference, holm
 from engine.data import majority_accuracy, unpack
-from engine.figures import entry_of
+from engine.metrics import entry_of
 
 
 class Cell(NamedTuple):

@@ -27,7 +27,7 @@ from advanced.experiments.results import compare
 from advanced.experiments.rows import size_in_words
 from advanced.experiments.statistics import POWER, Difference
 from engine.data import majority_accuracy, unpack
-from engine.figures import entry_of
+from engine.metrics import entry_of
 from utils import UserError, atomic_write, join_names, read_text
 
 COLUMNS = (

@@ -33,8 +33,8 @@ from advanced.experiments.results import FEWEST_SEEDS, compare
 from advanced.experiments.rows import DATA_SETTINGS, PLAN_SETTINGS, Row, path_of
 from advanced.experiments.schema import SOLVED
 from engine.data import read_label_names, unpack
-from engine.figures import entry_of
 from engine.flags import OUTPUT_WORDS
+from engine.metrics import entry_of
 from utils import UserError, atomic_write, join_names, warn
 
 MOST_ROWS = 7  # of a table beside those that are solved, so that the report keeps to three pages

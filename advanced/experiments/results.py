@@ -20,9 +20,8 @@ import numpy as np
 
 from advanced.experiments.schema import SOLVED
 from advanced.experiments.statistics import Difference, macro_f1_table, two_way
-from engine.data import unpack
-from engine.figures import PACKED, SETTINGS, entry_of, error_of_result, packed_lines, read_figures
-from engine.json_text import parse_json
+from engine.data import parse_json, unpack
+from engine.metrics import PACKED, SETTINGS, entry_of, error_of_result, packed_lines, read_figures
 from utils import UserError, atomic_write
 
 Runs = Mapping[int, Mapping[str, Any]]  # results by seed

@@ -13,8 +13,7 @@ from typing import Any
 from advanced import choose, named_files
 from advanced.experiments.models import Model
 from engine.data import read_label_names
-from engine.lineage import checksum, files_of
-from engine.plan import InputFile, Plan
+from engine.plan import InputFile, Plan, checksum, files_of
 from utils import UserError, find_asset
 
 PLAN_SETTINGS = {

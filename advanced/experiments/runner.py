@@ -32,7 +32,7 @@ from advanced.experiments.trial import (
     end_with_parent,
     named,
 )
-from engine.locks import NameLock
+from engine.storage import NameLock
 from utils import UserError, warn
 
 

@@ -56,8 +56,7 @@ def frozen_regression(trial: Trial, model: Model, work: Path, compute: ComputeSe
 
     from advanced.solved_probe import frozen_states
     from engine.families import encode_for
-    from engine.runs import assemble
-    from engine.saved import loader_of
+    from engine.runs import assemble, loader_of
 
     splits, run = Splits.of(trial), assemble(plan_of(trial, model), compute)
 

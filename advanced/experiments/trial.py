@@ -24,7 +24,7 @@ from advanced.experiments.members import combine
 from advanced.experiments.models import Model
 from advanced.experiments.rows import Trial, label_names_of, plan_of
 from advanced.experiments.solved import bag_of_words, frozen_regression
-from engine.lineage import checksum
+from engine.plan import checksum
 from engine.programs import peak_memory
 from utils import warn
 
@@ -187,8 +187,7 @@ def _train(trial: Trial, model: Model, work: Path, compute: ComputeSettings) -> 
 
 
 def _fine_tune(trial: Trial, model: Model, work: Path, compute: ComputeSettings) -> dict[str, Any]:
-    from engine.runs import compute_fast
-    from engine.saved import load_classifier
+    from engine.runs import compute_fast, load_classifier
     from engine.training import Diverged
 
     try:

@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.columns import FORMATS, USUAL, Columns, check_format, has_columns
-from engine.declaration import ABOVE_0, AT_LEAST_1, BELOW_1, Flag, Range, add_flags
-from engine.flags import flags_named
-from engine.interrupts import and_kept, hears_termination
+from engine.flags import ABOVE_0, AT_LEAST_1, BELOW_1, Flag, Range, add_flags, flags_named
 from engine.metrics import check_folder
-from engine.programs import ArgumentParser, check_writable
+from engine.programs import ArgumentParser, and_kept, check_writable, hears_termination
+from engine.tables import FORMATS, USUAL, Columns, check_format, has_columns
 from utils import UserError, atomic_write, find_asset, warn
 
 Row = dict[str, Any]  # the figures of one measurement

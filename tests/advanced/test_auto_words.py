@@ -18,7 +18,7 @@ from torch import nn
 
 from advanced import choose, create_head
 from advanced.auto_words import AutoWords, best_assignment
-from engine import families, saved
+from engine import families, runs
 from engine.data import Example
 from engine.storage import load_tensors
 from llama import Llama
@@ -134,10 +134,10 @@ def test_the_driver_prints_the_words_and_saves_them(
     assert all(line.endswith(" It was") for line in lines)
     if option == "prompt":
         return
-    model, about = saved.load_classifier(tmp_path / "worded.pt")
+    model, about = runs.load_classifier(tmp_path / "worded.pt")
     assert model.words == [bad, good] and about.identity["methods"]["auto-words"]["words"] == ""
     sentences = [line[6:].removesuffix(" It was") for line in lines]
-    predicted = [each.label for each in saved.predict(model, about, sentences)]
+    predicted = [each.label for each in runs.predict(model, about, sentences)]
     assert predicted == [int(line[0]) for line in lines]
     record = load_tensors(tmp_path / "worded.pt")
     assert record["model_config"]["head_settings"]["words"] == f"{bad}+{good}"

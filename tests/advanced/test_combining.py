@@ -22,7 +22,7 @@ from bert.heads import BertForSequenceClassification
 from bert.model import Bert
 from bert.wordpiece import WordPiece
 from engine.data import create_data
-from engine.saved import load_classifier, predict, record_of, save_classifier
+from engine.runs import load_classifier, predict, record_of, save_classifier
 from engine.storage import load_tensors
 from utils import UserError
 

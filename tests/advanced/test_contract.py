@@ -15,12 +15,12 @@ from torch import nn
 
 from advanced import METHODS, choose, named_files
 from engine import families, runs
-from engine import saved as saved_runs
+from engine import runs as saved_runs
 from engine.checkpointer import Checkpointer, best_of
 from engine.data import Example, create_data, divide, set_aside
 from engine.methods import EpochResult
 from engine.plan import ComputeSettings, InputFile, Plan
-from engine.saved import record_of, save_classifier
+from engine.runs import record_of, save_classifier
 from utils import UserError
 
 PLAIN = ComputeSettings(torch.device("cpu"), kernels="plain")

@@ -15,10 +15,9 @@ from error_helpers import TEXT_FLAGS
 from advanced.decoding import Beams, BeamSearch, ContrastiveSearch
 from engine import runs
 from engine.arguments import check_args
-from engine.decoding import Decoder, continue_texts
+from engine.decoding import Decoder, continue_texts, penalize_repeats
 from engine.flags import get_args
 from engine.programs import NeedsCausal
-from engine.sampling import penalize_repeats
 from engine.weights import load_pretrained
 from llama import Llama
 from tokenizer import Tokenizer

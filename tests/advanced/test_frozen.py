@@ -27,12 +27,10 @@ from advanced.table import MATRICES
 from base_llama import causal_mask
 from classifier import LlamaEmbeddingClassifier
 from config import LlamaConfig
-from engine import saved
-from engine.cache import KVCache
-from engine.context import AttentionContext, ContextAttention, sharing
+from engine import runs
+from engine.context import AttentionContext, ContextAttention, KVCache, embed, hidden_states, sharing
 from engine.decoding import Decoder
 from engine.methods import Method, prepare
-from engine.passes import embed, hidden_states
 from engine.weights import load_pretrained
 from fast import accelerate, decoder
 from fast.attention import FusedContextAttention
@@ -476,7 +474,7 @@ def test_what_several_have_made_together_is_what_is_saved(laboratory: Laboratory
         accelerate(run.model, precision, generates=False)
     checkpointer, seen = laboratory.watched(run)
     laboratory.train(run, checkpointer)
-    model, about = saved.load_classifier(checkpointer.model_path)
+    model, about = runs.load_classifier(checkpointer.model_path)
     if precision == "bf16":
         accelerate(model, about.precision, generates=False)
     close = dict(atol=1e-6, rtol=0) if precision == "fp32" else dict(atol=0.05, rtol=0.02)  # a merged matrix is rounded

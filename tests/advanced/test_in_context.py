@@ -19,7 +19,7 @@ from torch import nn
 from advanced import choose
 from advanced.in_context import draw
 from advanced.zero_shot import CONTENT_FREE
-from engine import runs, saved
+from engine import runs
 from engine.data import Example
 from engine.plan import ComputeSettings
 from llama import Llama
@@ -142,14 +142,14 @@ def test_long_demonstrations_are_cut_and_the_question_never(tokenizer: Tokenizer
 def test_a_saved_head_is_enough_by_itself(tmp_path: Path, llama: Llama, tokenizer: Tokenizer):
     for scoring in ("calibrated", "channel"):
         model = head(llama, tokenizer, scoring=scoring)
-        saved.save_classifier(tmp_path / "head.pt", model, saved.record_of(model, tokenizer, NAMES, 4))
-        opened, about = saved.load_classifier(tmp_path / "head.pt")
+        runs.save_classifier(tmp_path / "head.pt", model, runs.record_of(model, tokenizer, NAMES, 4))
+        opened, about = runs.load_classifier(tmp_path / "head.pt")
         expected = outputs_of(model, tokenizer, ASKED)
         assert torch.equal(outputs_of(opened, about.tokenizer, ASKED), expected)
     model.shown = model.shown + 10**6
-    saved.save_classifier(tmp_path / "head.pt", model, saved.record_of(model, tokenizer, NAMES, 4))
+    runs.save_classifier(tmp_path / "head.pt", model, runs.record_of(model, tokenizer, NAMES, 4))
     with pytest.raises(UserError, match="holds another kind of model"):
-        saved.load_classifier(tmp_path / "head.pt")
+        runs.load_classifier(tmp_path / "head.pt")
 
 
 @pytest.mark.parametrize(

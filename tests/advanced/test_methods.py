@@ -28,7 +28,7 @@ from advanced.lora import LoRA
 from classifier import LlamaEmbeddingClassifier
 from engine import arguments, runs
 from engine import flags as engine_flags
-from engine import saved as saved_runs
+from engine import runs as saved_runs
 from engine.methods import Method, Step, prepare
 from engine.processes import LocalBatch
 from engine.storage import load_tensors

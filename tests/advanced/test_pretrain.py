@@ -22,11 +22,18 @@ from torch import nn
 from advanced.pretrain import DEFAULT_SHAPE as SIZES
 from advanced.pretrain import check_args, get_args, main, outputs_of
 from advanced.pretraining import SaverWithTokenizer, pretrain
-from engine.lineage import identity_of
-from engine.plan import ComputeSettings
+from engine.plan import ComputeSettings, identity_of
 from engine.tasks import NextToken
-from engine.text.runs import Rounds, make_optimizer, read_texts
-from engine.text.windows import Passes, hold_out, pack, read_documents, train_tokenizer
+from engine.text.runs import (
+    Passes,
+    Rounds,
+    hold_out,
+    make_optimizer,
+    pack,
+    read_documents,
+    train_and_held_out,
+    train_tokenizer,
+)
 from engine.training import Diverged
 from engine.weights import load_pretrained
 from optimizer import AdamW
@@ -247,7 +254,8 @@ def test_of_each_text_other_places_are_held_out(tmp_path: Path):
     paths = [tmp_path / "one.txt", tmp_path / "other.txt"]
     for path in paths:
         path.write_text("\n\n".join(f"{path.stem} {compute}" for compute in range(50)), encoding="utf-8")
-    train, held = read_texts(arguments("--text", *paths, "--out", tmp_path / "new.pt", "--held_out", 0.2, "--seed", 4))
+    flags = ("--text", *paths, "--out", tmp_path / "new.pt", "--held_out", 0.2, "--seed", 4)
+    train, held = train_and_held_out(arguments(*flags))
     parts = [hold_out(read_documents(path), 0.2, 4 + number) for number, path in enumerate(paths)]
     assert (train, held) == tuple(one + other for one, other in zip(*parts, strict=True))
     places = [{each.split()[1] for each in held if each.startswith(path.stem)} for path in paths]

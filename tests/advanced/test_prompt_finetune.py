@@ -19,7 +19,7 @@ from advanced.label_words import ids_of_words
 from advanced.prompt_finetune import derangement
 from classifier import read_last
 from engine import families
-from engine import saved as saved_runs
+from engine import runs as saved_runs
 from engine.data import Example
 from engine.storage import load_tensors
 from fast import accelerate

@@ -36,7 +36,7 @@ from advanced.experiments.grid import Table
 from advanced.experiments.models import Model
 from advanced.experiments.results import append_result, read_results, results_beside
 from advanced.experiments.rows import Trial
-from engine.locks import NameLock
+from engine.storage import NameLock
 from utils import UserError
 
 

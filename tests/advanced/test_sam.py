@@ -18,7 +18,7 @@ from advanced import choose
 from advanced.sam import SAM
 from engine import families, runs
 from engine.data import create_data
-from engine.saved import loader_of
+from engine.runs import loader_of
 from optimizer import AdamW
 
 Loss = Callable[[nn.Module, dict[str, Any]], torch.Tensor]

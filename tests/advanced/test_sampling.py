@@ -8,9 +8,8 @@ import pytest
 import torch
 from conftest import choosing, random_llama
 
-import engine.sampling
-from engine.decoding import continue_texts
-from engine.sampling import penalize_repeats, sample_next, truncate
+import engine.decoding
+from engine.decoding import continue_texts, penalize_repeats, sample_next, truncate
 from utils import UserError
 
 TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33], [1, 45, 8, 260, 3, 3, 3]])
@@ -92,7 +91,7 @@ def test_a_repetition_penalty_comes_before_temperature():
 def test_whatever_is_dropped_before_the_token_is_chosen_by_sample_next(monkeypatch: pytest.MonkeyPatch, settings: dict):
     """A change of `sample_next` counts with every flag."""
     second = lambda logits, temperature, generator: logits.topk(2).indices[:, 1:]  # noqa: E731
-    monkeypatch.setattr(engine.sampling, "sample_next", second)
+    monkeypatch.setattr(engine.decoding, "sample_next", second)
     assert choosing(0.7, **settings)(LOGITS, torch.tensor([[3]])).tolist() == [[4]]
 
 

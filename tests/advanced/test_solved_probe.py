@@ -22,7 +22,7 @@ from bert.config import BertConfig
 from bert.heads import BertForSequenceClassification
 from bert.model import Bert
 from bert.wordpiece import WordPiece
-from engine import families, saved
+from engine import families, runs
 from engine.data import Example, create_data
 from utils import UserError
 
@@ -151,7 +151,7 @@ def test_a_solved_probe_is_what_is_saved_after_one_epoch_and_nothing_else_change
     plain = laboratory.assemble(laboratory.plan(""))
     train = families.encode_for(plain.model, plain.tokenizer, create_data(plain.plan.train.path)[1:])
     before = {name: tensor.clone() for name, tensor in plain.model.llama.state_dict().items()}
-    solve_head(plain.model, saved.loader_of(train, plain.config, 4, torch.device("cpu")))
+    solve_head(plain.model, runs.loader_of(train, plain.config, 4, torch.device("cpu")))
     for name, tensor in done.saved.state_dict().items():
         torch.testing.assert_close(tensor, plain.model.state_dict()[name], rtol=1e-4, atol=1e-5)
     assert all(torch.equal(tensor, before[name]) for name, tensor in done.saved.llama.state_dict().items())

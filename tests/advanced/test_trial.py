@@ -35,7 +35,7 @@ from engine.data import create_data, unpack
 from engine.families import load_llama
 from engine.methods import EpochResult
 from engine.plan import ComputeSettings
-from engine.saved import load_classifier, predict
+from engine.runs import load_classifier, predict
 from engine.training import Diverged
 from fast.linear import Int8Linear, RoundedLinear
 from llama import Llama

@@ -19,11 +19,10 @@ from torch import nn
 from advanced.distill import Distill, DistilledTask, divergence
 from advanced.self_training import SelfTraining
 from advanced.unlabelled import outputs_for, places_at
-from engine import families, runs, saved
-from engine.batches import LlamaDataset
+from engine import families, runs
 from engine.data import NO_GOLD_LABEL, Example, create_data, divide, set_aside
 from engine.methods import Method
-from engine.tasks import CLASSIFICATION
+from engine.tasks import CLASSIFICATION, LlamaDataset
 from tokenizer import Tokenizer
 from utils import UserError
 
@@ -45,7 +44,7 @@ def teacher(path: Path, tokenizer: Tokenizer, seed: int, names: tuple[str, ...] 
     model = classifier(seed=seed, attention="causal")
     with torch.no_grad():
         model.classifier_head.weight.mul_(5)
-    saved.save_classifier(path, model, saved.record_of(model, tokenizer, names, 4))
+    runs.save_classifier(path, model, runs.record_of(model, tokenizer, names, 4))
     return model
 
 
@@ -149,13 +148,13 @@ def test_a_student_becomes_like_its_teacher(laboratory: Laboratory, tokenizer: T
     """The teacher's labels are the gold labels turned: with weight=1 the student must learn these."""
     path = laboratory.folder / "teacher.pt"
     teacher(path, tokenizer, 3)
-    model, about = saved.load_classifier(path)
+    model, about = runs.load_classifier(path)
     done = laboratory.done("distill", attention="causal", epochs=12, shots=4)
     texts = [example.sentence for example in laboratory.examples]
-    theirs = torch.tensor([each.probabilities for each in saved.predict(model, about, texts)])
+    theirs = torch.tensor([each.probabilities for each in runs.predict(model, about, texts)])
     outcome = []
     for each in (done, laboratory.done("", attention="causal", epochs=12, shots=4)):
-        mine = torch.tensor([one.probabilities for one in saved.predict(each.run.model.eval(), each.about, texts)])
+        mine = torch.tensor([one.probabilities for one in runs.predict(each.run.model.eval(), each.about, texts)])
         outcome.append((mine - theirs).abs().mean().item())
     assert outcome[0] < 0.5 * outcome[1]
 
@@ -187,7 +186,7 @@ def test_the_teachers_content_is_part_of_the_run_and_its_name_is_not(
         teacher(tmp_path / name, tokenizer, seed)
         out = drive(*flags, "--method-args", f"teacher={name}")
         assert re.search(r"^distill: teacher's train acc 0\.\d+, sentences without labels 0$", out, re.MULTILINE)
-        digests.append(saved.load_classifier(tmp_path / "student.pt")[1].identity)
+        digests.append(runs.load_classifier(tmp_path / "student.pt")[1].identity)
     assert digests[0] == digests[1] != digests[2]
 
 

@@ -19,7 +19,7 @@ from advanced.ema import EMA
 from advanced.wise_ft import WiSEFT
 from advanced.wise_ft import best_of as best_alpha_of
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
-from engine import saved
+from engine import runs
 from engine.checkpointer import best_of
 from engine.methods import EpochResult
 from engine.reports import print_epoch_table
@@ -172,7 +172,7 @@ def test_the_mixture_is_judged_after_the_last_epoch_and_saved_if_it_is_the_best(
     checkpointer, judged = laboratory.watched(run)
     history = laboratory.train(run, checkpointer)
     assert [result.is_finish for result in history] == [False, False, True] and history[-1].improved
-    model, about = saved.load_classifier(checkpointer.model_path)
+    model, about = runs.load_classifier(checkpointer.model_path)
     assert about.epoch == 2 == best_of(history).epoch
     assert torch.equal(outputs_of(model, run), judged[-1])
     (method,) = [each for each in run.trainer.methods if each.name == "wise-ft"]

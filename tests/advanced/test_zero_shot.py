@@ -19,7 +19,7 @@ from advanced.label_words import append, proper_prefixes
 from advanced.smart import SMART
 from advanced.zero_shot import CONTENT_FREE
 from classifier import read_last
-from engine import families, runs, saved
+from engine import families, runs
 from engine.data import Example
 from engine.plan import ComputeSettings
 from engine.programs import NeedsCausal
@@ -48,7 +48,7 @@ def outputs_of(model: nn.Module, tokenizer: Tokenizer, sentences: Sequence[str],
     """Log-probabilities of sentences in batches. Returns n c, in the order of the sentences."""
     dataset = families.encode_for(model, tokenizer, [Example(text, 0) for text in sentences])
     outputs = torch.empty(len(sentences), model.num_labels)
-    for batch in saved.loader_of(dataset, model.llama.config, batch_size, CPU):
+    for batch in runs.loader_of(dataset, model.llama.config, batch_size, CPU):
         outputs[batch["indices"]] = model(batch["token_ids"])
     return outputs
 
@@ -98,7 +98,7 @@ def test_gradients_of_the_two_ways_agree(llama: Llama, tokenizer: Tokenizer, is_
         model = head("direct", llama, tokenizer, names)
         model.requires_grad_(True).zero_grad()
         model.read = read
-        (batch,) = saved.loader_of(
+        (batch,) = runs.loader_of(
             families.encode_for(model, tokenizer, [Example(text, 0) for text in SENTENCES[:3]]), llama.config, 3, CPU
         )
         smart = SMART()
@@ -359,12 +359,12 @@ def test_a_saved_head_is_enough_by_itself(
     tmp_path: Path, llama: Llama, tokenizer: Tokenizer, name: str, settings: dict
 ):
     model = head(name, llama, tokenizer, **settings)
-    saved.save_classifier(tmp_path / "head.pt", model, saved.record_of(model, tokenizer, NAMES, 4))
-    opened, about = saved.load_classifier(tmp_path / "head.pt")
+    runs.save_classifier(tmp_path / "head.pt", model, runs.record_of(model, tokenizer, NAMES, 4))
+    opened, about = runs.load_classifier(tmp_path / "head.pt")
     assert about.prompt_suffix == model.prompt_suffix and opened.settings == model.settings
     expected = outputs_of(model, tokenizer, SENTENCES)
     assert torch.equal(outputs_of(opened, about.tokenizer, SENTENCES), expected)
-    predicted = [each.label for each in saved.predict(opened, about, SENTENCES)]
+    predicted = [each.label for each in runs.predict(opened, about, SENTENCES)]
     assert predicted == expected.argmax(1).tolist()
 
 

@@ -31,7 +31,7 @@ from benchmarks.run import as_plain
 from benchmarks.table import BenchmarkTask, Line
 from benchmarks.work import Pass, Rates
 from config import LlamaConfig
-from engine.cache import KVCache, last_rows
+from engine.context import KVCache, last_rows
 from fast.last_position import hidden_state_at, read_one_position
 from llama import Llama
 from utils import UserError

@@ -40,9 +40,9 @@ from classifier import LlamaZeroShotClassifier
 from config import LlamaConfig
 from convert.llama2c import content_of, content_of_tokenizer
 from convert.vocabulary import BYTE, CONTROL, NORMAL, SPACE_PIECE, UNKNOWN
-from engine.batches import EncodingRules
 from engine.data import create_data
 from engine.flags import PREFIX
+from engine.tasks import EncodingRules
 from engine.weights import load_pretrained
 from fast.attention import FusedAttention
 from llama import Attention, Llama

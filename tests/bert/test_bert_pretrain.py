@@ -28,10 +28,9 @@ from bert.pretraining import pretrain, unigrams
 from bert.save import save_pretrained, saved_about
 from bert.tasks import Pretraining
 from bert.wordpiece import WordPiece
-from engine.lineage import RECORD, checksum, identity_of
-from engine.plan import ComputeSettings
+from engine.plan import RECORD, ComputeSettings, checksum, identity_of
 from engine.tasks import NO_TARGET
-from engine.text.windows import hold_out, read_documents
+from engine.text.runs import hold_out, read_documents
 from engine.training import Diverged
 from utils import UserError
 

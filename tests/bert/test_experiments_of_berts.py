@@ -21,8 +21,7 @@ from advanced.experiments.results import read_results
 from bert.load import load_pretrained
 from convert import hugging_face
 from engine.families import load_llama
-from engine.lineage import checksum
-from engine.plan import ComputeSettings
+from engine.plan import ComputeSettings, checksum
 
 TWO_KINDS = {
     "title": "Two kinds",

@@ -14,7 +14,7 @@ from small import PIECES, directory, rewrite_config  # noqa: F401
 from bert.family import BertSentences
 from bert.wordpiece import WordPiece
 from engine import families, runs
-from engine import saved as saved_runs
+from engine import runs as saved_runs
 from engine.checkpointer import best_of
 from engine.data import Example, create_data, read_label_names
 from engine.methods import pretrained_of

@@ -19,7 +19,7 @@ from small import call, directory  # noqa: F401
 from advanced import METHODS
 from bert.load import load_pretrained
 from engine.data import create_data
-from engine.saved import load_classifier, predict
+from engine.runs import load_classifier, predict
 
 Flags = list[str]
 

@@ -21,7 +21,7 @@ from shapes import bytes_of_text, hf_llama, rewrite, save  # noqa: E402
 
 from convert.vocabulary import CONTROL, as_json, read_vocabulary, vocabulary_of  # noqa: E402
 from engine.families import load_llama, read_tokenizer  # noqa: E402
-from engine.generation import generate  # noqa: E402
+from engine.inference import generate  # noqa: E402
 from tokenizer import Tokenizer  # noqa: E402
 from utils import UserError  # noqa: E402
 

@@ -23,7 +23,7 @@ from convert.gguf_file import GGUFFile
 from convert.gguf_model import CUTS, load_pretrained, read_tokenizer
 from engine.decoding import continue_texts
 from engine.families import load_llama
-from engine.finding import SMOLLM2, find_checkpoint
+from engine.programs import SMOLLM2, find_checkpoint
 from llama import Llama
 from tokenizer import Tokenizer
 

@@ -19,7 +19,7 @@ from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
 from convert import onnx as convert_onnx
 from convert.__main__ import get_args
 from convert.compare import largest_difference
-from engine.saved import load_classifier, record_of, save_classifier
+from engine.runs import load_classifier, record_of, save_classifier
 from rope import apply_rotary_emb, frequencies
 from tokenizer import NO_PIECE, Tokenizer
 

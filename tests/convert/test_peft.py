@@ -24,11 +24,11 @@ from bert.save import save_pretrained  # noqa: E402
 from bert.wordpiece import WordPiece  # noqa: E402
 from classifier import LlamaEmbeddingClassifier  # noqa: E402
 from convert import peft as adapters  # noqa: E402
-from engine import saved as saved_runs  # noqa: E402
+from engine import runs as saved_runs  # noqa: E402
 from engine.checkpointer import Checkpointer  # noqa: E402
 from engine.families import create_methods, read_tokenizer  # noqa: E402
-from engine.finding import tokenizer_name  # noqa: E402
 from engine.methods import EpochResult, prepare  # noqa: E402
+from engine.programs import tokenizer_name  # noqa: E402
 from engine.weights import load_pretrained  # noqa: E402
 
 IDS = torch.randint(5, 90, (2, 12), generator=torch.Generator().manual_seed(0))

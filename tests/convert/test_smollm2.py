@@ -18,7 +18,7 @@ from test_methods import ADVANCED
 
 from advanced import METHODS
 from convert.gguf_file import GGUFFile
-from engine.finding import SMOLLM2, find_checkpoint
+from engine.programs import SMOLLM2, find_checkpoint
 from explore import __main__ as explore
 from utils import UserError
 

@@ -26,8 +26,8 @@ from convert.hugging_face import write  # noqa: E402
 from convert.tokenizer import JsonTokenizer  # noqa: E402
 from convert.vocabulary import Vocabulary, files, merges, rewriting_rules, vocabulary_of  # noqa: E402
 from engine.families import load_llama  # noqa: E402
-from engine.generation import TextStream  # noqa: E402
-from engine.saved import load_classifier  # noqa: E402
+from engine.inference import TextStream  # noqa: E402
+from engine.runs import load_classifier  # noqa: E402
 from tokenizer import NO_PIECE, Tokenizer  # noqa: E402
 from utils import prompt_suffix  # noqa: E402
 

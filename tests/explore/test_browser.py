@@ -18,7 +18,7 @@ from chromium import DRAWN, Browser, browsing, looks
 from conftest import ROOT, random_llama
 from pages import Trained, data_of, trained  # noqa: F401
 
-from engine.saved import load_classifier
+from engine.runs import load_classifier
 from explore import __main__ as program
 from explore.inspected import InspectedModel, InspectedText, page_of_model
 from explore.look import read

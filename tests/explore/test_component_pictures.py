@@ -12,7 +12,7 @@ from page_parts import is_close, pictures
 from svg_picture import BLUE, GREY, ORANGE, Box, Picture
 
 from base_llama import causal_mask
-from engine.cache import padded_causal_mask
+from engine.context import padded_causal_mask
 from engine.decoding import logits_after
 from engine.weights import load_pretrained
 from explore.components.pages import pages

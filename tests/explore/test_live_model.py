@@ -1,4 +1,4 @@
-"""What a live page computes, in node: the same as `llama.py`, the tokenizers and `engine.sampling`, broken or not."""
+"""What a live page computes, in node: the same as `llama.py`, the tokenizers and `engine.decoding`, broken or not."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from thread import Thread, occlusion_in_parts, rounded, thread_of
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
 from convert.tokenizer import JsonTokenizer
 from engine.context import rotate
-from engine.sampling import Sampling, truncate
-from engine.saved import perplexity
+from engine.decoding import Sampling, truncate
+from engine.training import perplexity
 from explore.broken import BREAKS, Switches, broken, read_broken
 from explore.decision import decide, probabilities
 from explore.inspected import InspectedModel

@@ -21,7 +21,7 @@ from test_browser import CONTRAST, CUT
 from test_live_model import PROMPTS, TEXT, close
 from thread import ASKED, rounded
 
-from engine.saved import perplexity
+from engine.training import perplexity
 from explore import __main__ as program
 from explore.broken import BREAKS, Switches, broken, read_broken
 from explore.decision import probabilities

@@ -18,11 +18,11 @@ from pages import FLAGS, Trained, trained  # noqa: F401
 
 from classifier import LlamaEmbeddingClassifier
 from engine import finetuning, metrics, training
-from engine.batches import LlamaDataset
 from engine.checkpointer import Checkpointer
 from engine.data import Example
 from engine.methods import EpochResult, Method
 from engine.metrics import FILE, MetricsLog, read_records
+from engine.tasks import LlamaDataset
 from engine.training import StepMeasurement, Trainer, TrainingCallback
 from explore.trained import page_of_log, thin
 from optimizer import AdamW

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from engine.outcome import WORST, WithProbabilities, confusion, outcome_of
 from engine.processes import Distributed
+from engine.tasks import WORST, WithProbabilities, confusion, outcome_of
 from explore.inspected import examples_of
 
 LABELS = [0, 0, 1, 2, 2, 2]

@@ -18,8 +18,8 @@ from conftest import SENTENCES, random_llama, save_checkpoint
 from pages import Trained, data_of, trained  # noqa: F401
 
 from engine.data import create_data, pack
-from engine.outcome import confusion
-from engine.saved import load_classifier, predict
+from engine.runs import load_classifier, predict
+from engine.tasks import confusion
 from explore import page as pages_module
 from explore.__main__ import get_args, main
 from explore.decision import decide

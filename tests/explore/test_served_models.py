@@ -20,7 +20,7 @@ from bert.model import Bert
 from bert.save import save_pretrained
 from bert.wordpiece import WordPiece
 from convert import __main__ as convert
-from engine.saved import load_classifier, predict
+from engine.runs import load_classifier, predict
 from explore import __main__ as program
 from explore.inspected import InspectedModel
 from explore.look import read

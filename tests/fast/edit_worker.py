@@ -20,7 +20,7 @@ import torch.nn.functional as F  # noqa: E402
 
 from classifier import LlamaEmbeddingClassifier  # noqa: E402
 from config import LlamaConfig  # noqa: E402
-from engine.generation import SAMPLING, PromptDecoder  # noqa: E402
+from engine.inference import SAMPLING, PromptDecoder  # noqa: E402
 from fast import accelerate, compiled, decoder  # noqa: E402
 from llama import Llama  # noqa: E402
 

@@ -22,8 +22,8 @@ import fast.layers
 from classifier import LlamaEmbeddingClassifier
 from convert import gguf, hugging_face
 from convert.vocabulary import read_vocabulary
-from engine import saved, storage, weights
-from engine.passes import embed
+from engine import runs, storage, weights
+from engine.context import embed
 from engine.plan import ComputeSettings
 from engine.weights import load_pretrained
 from fast import accelerate, decoder
@@ -131,12 +131,12 @@ def test_a_large_saved_classifier_predicts_what_a_small_one_does(
     llama = random_llama(attention="causal", vocab_size=tokenizer.n_words)
     settings = SimpleNamespace(num_labels=3, hidden_dropout_prob=0.0, option="finetune", pad_id=tokenizer.pad_id)
     classifier = LlamaEmbeddingClassifier(settings, llama=llama)
-    record = saved.record_of(classifier, tokenizer, ["a", "b", "c"], 8, precision)
-    saved.save_classifier(tmp_path / "model.pt", classifier, record)
+    record = runs.record_of(classifier, tokenizer, ["a", "b", "c"], 8, precision)
+    runs.save_classifier(tmp_path / "model.pt", classifier, record)
     models = []
     for numbers in (2**40, 1):
         monkeypatch.setattr(weights, "LARGE", numbers)
-        model, about = saved.load_classifier(tmp_path / "model.pt", kept_precision=lambda of_run: of_run)
+        model, about = runs.load_classifier(tmp_path / "model.pt", kept_precision=lambda of_run: of_run)
         assert about.precision == precision and not any(weight.is_meta for weight in model.parameters())
         accelerate(model, precision, generates=False, trains=False)
         models.append(model)

@@ -41,18 +41,18 @@ from engine import finetuning, training
 from engine.equivalence import EquivalenceCheck
 from fast import compiled
 
-TRAINING = ("batches", "tasks", "processes", "methods", "training", "checkpointer")
+TRAINING = ("tasks", "processes", "methods", "training", "checkpointer")
 MODULES = ("llama", "rope", "base_llama", "classifier", "optimizer", "tokenizer", "utils")
-MODULES += tuple(f"engine.{name}" for name in ("sampling", "weights", *TRAINING))
-DRIVERS = ("finetuning", "generation", "reports", "runs", "saved", "families")
+MODULES += tuple(f"engine.{name}" for name in ("decoding", "weights", *TRAINING))
+DRIVERS = ("finetuning", "inference", "reports", "runs", "families")
 DRIVERS = ("run_llama", *(f"engine.{name}" for name in DRIVERS))
 # where to be seen in one command is enough
 WITHOUT_KERNELS = ("tokenizer", *(f"engine.{name}" for name in TRAINING))
 OF_UTILS = ("seed_everything",)
 EXCEPTIONS = {  # what rightly shows nowhere, and why
-    "engine.sampling.Sampling.__post_init__": "an error for settings that the flags have refused already",
-    "engine.sampling.Sampling.limits": "one token more to choose from is never drawn: this model is sure",
-    "engine.sampling.truncate": "only which probabilities are 0 counts, and the change keeps zeros",
+    "engine.decoding.Sampling.__post_init__": "an error for settings that the flags have refused already",
+    "engine.decoding.Sampling.limits": "one token more to choose from is never drawn: this model is sure",
+    "engine.decoding.truncate": "only which probabilities are 0 counts, and the change keeps zeros",
     "engine.weights.Unfilled.__torch_function__": "saves time where there are no numbers",
     "engine.weights._tensor_error": "an error for what is no weight",
     "engine.weights._asks_for_too_much": "an error for a damaged config, before it costs memory or time",
@@ -60,7 +60,7 @@ EXCEPTIONS = {  # what rightly shows nowhere, and why
     "engine.weights.computable_kinds": "says which models are compared, not what a command computes",
     "engine.weights.numbers_in": "tells large models, and no command here has one",
     "engine.weights.keeper": "the same",
-    "engine.batches.Sentences.too_long": "counts what is warned of, on standard error",
+    "engine.tasks.Sentences.too_long": "counts what is warned of, on standard error",
     "engine.tasks.Classification.check": "an error for outputs that are no log-probabilities",
     "engine.tasks.Evaluation.finish": "puts the predictions of several processes together",
     "engine.processes.Distributed.spread": "moves a model to a GPU; on a CPU it is where it computes",

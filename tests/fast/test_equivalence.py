@@ -21,11 +21,10 @@ from torch import nn
 
 import base_llama
 import engine.equivalence
-import engine.generation
+import engine.inference
 import llama
-from engine.cache import KVCache
-from engine.call_trace import CallTrace
-from engine.equivalence import Case, Comparison, EquivalenceCheck, difference
+from engine.context import KVCache
+from engine.equivalence import CallTrace, Case, Comparison, EquivalenceCheck, difference
 from fast import accelerate, compiled, decoder
 from fast.attention import FusedAttention, is_lower_triangle, scores_check
 from fast.decode import OUTDATED, WatchedDecoder
@@ -459,8 +458,8 @@ def test_a_subclass_of_the_model_generates_in_its_own_way(capfd: pytest.CaptureF
 def texts_of(model: Llama, prompts: torch.Tensor, new: int) -> list[list[int]]:
     """As the command gives them."""
     engine.equivalence.notice.cache_clear()
-    settings = dict.fromkeys(engine.generation.SAMPLING)
-    command = engine.generation.PromptDecoder(model, None, decoder(model), None, new, settings, ())
+    settings = dict.fromkeys(engine.inference.SAMPLING)
+    command = engine.inference.PromptDecoder(model, None, decoder(model), None, new, settings, ())
     return command.continued(prompts, 0.0)
 
 

@@ -24,9 +24,7 @@ import fast.apply
 import fast.layers
 import fast.linear
 from classifier import LlamaEmbeddingClassifier
-from engine.cache import KVCache
-from engine.context import ContextAttention
-from engine.passes import why_no_context
+from engine.context import ContextAttention, KVCache, why_no_context
 from fast import accelerate
 from fast.attention import FusedAttention, FusedContextAttention
 from fast.compact import CompactWeight, quantise, quantise_4

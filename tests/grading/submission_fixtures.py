@@ -53,7 +53,7 @@ def check(data_dir, tmp_path):
 MODULES = {
     "rope_test.py": "import grading.asking",
     "engine/main.py": "import engine.plan, llama\ndef f():\n  import fast.apply, jax\n  import grading.editions",
-    "engine/plan.py": "from engine.text import windows\nimport tokenizer", "engine/text/windows.py": "import numpy",
+    "engine/plan.py": "from engine.text import windows\nimport tokenizer", "engine/text/runs.py": "import numpy",
     "grading/asking.py": "from grading import parts", "fast/__init__.py": "from fast.apply import x",
     "fast/apply.py": "import fast.linear", "fast/loops.py": "import numba", "advanced/lora.py": "import convert.gguf",
 }  # fmt: skip

@@ -19,7 +19,7 @@ SETUP = "wanted=requirements.txt\npip install -r requirements/fast.txt\n"
 OURS = {"run_llama.py": RUN, "sanity_check.py": "from grading.asking import ask", "setup.sh": SETUP}
 ADDED = {"data/cfimdb-label-mapping.json", "data/sst-label-mapping.json", "checkpoints/parts.json", "requirements.txt",
          "requirements/fast.txt", "requirements/test.txt", "engine/__init__.py", "engine/main.py", "engine/plan.py",
-         "engine/text/__init__.py", "engine/text/windows.py", "engine/unreached.py", "engine/table.json",
+         "engine/text/__init__.py", "engine/text/runs.py", "engine/unreached.py", "engine/table.json",
          "grading/__init__.py", "grading/asking.py", "grading/editions.py", "grading/parts.py"}  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def test_what_lies_in_the_folder_is_not_replaced(added, package):
     """A changed module of engine/ is the student's; what it lacks of that folder is added file by file."""
     (package / "utils.py").write_text("")
     files, _ = added(OURS | {"engine/plan.py": "import engine.table, tokenizer\n", "engine/table.py": "mine = 1"})
-    assert {"engine/plan.py", "engine/unreached.py", "engine/text/windows.py", "utils.py"}.isdisjoint(files)
+    assert {"engine/plan.py", "engine/unreached.py", "engine/text/runs.py", "utils.py"}.isdisjoint(files)
     assert {"engine/main.py", "grading/parts.py"} <= files
     with zipfile.ZipFile("alice.zip") as archive:
         assert archive.read("alice/engine/plan.py") == b"import engine.table, tokenizer\n"

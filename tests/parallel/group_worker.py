@@ -17,13 +17,13 @@ from conftest import random_llama
 
 from advanced import choose, create
 from classifier import LlamaEmbeddingClassifier
-from engine.batches import LlamaDataset
 from engine.checkpointer import Checkpointer, load_model
 from engine.data import Example
 from engine.methods import Method, Step, prepare
 from engine.processes import SINGLE_PROCESS, Distributed
 from engine.programs import run_main
 from engine.storage import load_tensors
+from engine.tasks import LlamaDataset
 from engine.torchrun import TorchDistributed, join
 from engine.training import Trainer, evaluate
 from optimizer import AdamW

@@ -12,10 +12,9 @@ import pytest
 import torch
 from conftest import SENTENCES, drive_in, random_llama
 
-from engine import runs, saved
-from engine.batches import TextWindows
+from engine import runs, training
 from engine.plan import ComputeSettings
-from engine.tasks import perplexity_of
+from engine.tasks import TextWindows, perplexity_of
 from llama import Llama
 from tokenizer import Tokenizer
 from utils import UserError
@@ -60,7 +59,7 @@ def test_windows_hold_every_token_once_behind_bos(tokens: int, batch_size: int):
 def test_the_figures_are_those_of_one_token_after_the_other(tokenizer: Tokenizer, batch_size: int):
     llama = random_llama(attention="causal", max_seq_len=16)
     ids = tokenizer.encode(TEXT, bos=False, eos=False)
-    nats, result = slow_nats(llama, ids, 16), saved.perplexity(llama, tokenizer, TEXT, batch_size)
+    nats, result = slow_nats(llama, ids, 16), training.perplexity(llama, tokenizer, TEXT, batch_size)
     assert result.tokens == len(ids) and len(ids) % 16 > 0
     assert result.nats_per_token == pytest.approx(nats / len(ids), abs=1e-5)
     assert result.perplexity == pytest.approx(math.exp(nats / len(ids)), rel=1e-5)
@@ -69,14 +68,14 @@ def test_the_figures_are_those_of_one_token_after_the_other(tokenizer: Tokenizer
 
 def test_a_tokenizer_that_cuts_sentences_does_not_cut_the_text(tokenizer: Tokenizer, tiny_tokenizer: Path):
     llama = random_llama(attention="causal")
-    assert saved.perplexity(llama, Tokenizer(4, tiny_tokenizer), TEXT) == saved.perplexity(llama, tokenizer, TEXT)
+    assert training.perplexity(llama, Tokenizer(4, tiny_tokenizer), TEXT) == training.perplexity(llama, tokenizer, TEXT)
 
 
 def test_a_bidirectional_model_and_an_empty_text_are_refused(tokenizer: Tokenizer):
     with pytest.raises(UserError, match="attention causal"):
-        saved.perplexity(random_llama(attention="bidirectional"), tokenizer, TEXT)
+        training.perplexity(random_llama(attention="bidirectional"), tokenizer, TEXT)
     with pytest.raises(UserError, match="no text"):
-        saved.perplexity(random_llama(attention="causal"), tokenizer, "")
+        training.perplexity(random_llama(attention="causal"), tokenizer, "")
 
 
 # ----------------------------------------------------------------------------------------------- the command
@@ -94,7 +93,7 @@ def flags(tiny_checkpoint: Path, tmp_path: Path) -> list[str]:
 def test_the_command_prints_the_figures(flags: list[str], more: list[str], drive: Callable, tiny_tokenizer: Path):
     out = drive(*flags, *more)
     tokenizer = Tokenizer(tokenizer_model=tiny_tokenizer)
-    expected = saved.perplexity(random_llama(attention="causal"), tokenizer, TEXT)
+    expected = training.perplexity(random_llama(attention="causal"), tokenizer, TEXT)
     nats, bits, perplexity = map(
         float, re.search(r"nats a token :: (.*), bits a byte :: (.*)\nperplexity :: (.*)\n$", out).groups()
     )

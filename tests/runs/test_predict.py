@@ -25,12 +25,12 @@ from conftest import ROOT, drive_in, hear_interrupts, random_llama
 from error_helpers import check_one_error, stderr_lines
 
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
-from engine import families, runs, stream
-from engine import saved as saved_runs
+from engine import families, runs, tables
+from engine import runs as saved_runs
 from engine.data import create_data
 from engine.flags import get_args
 from engine.plan import InputFile, Plan
-from engine.saved import load_classifier, predict, record_of, save_classifier
+from engine.runs import load_classifier, predict, record_of, save_classifier
 from engine.storage import load_tensors, save_tensors
 from tokenizer import Tokenizer
 from utils import UserError, prompt_suffix
@@ -284,22 +284,22 @@ def test_it_ends_in_one_line_while_standard_input_is_open(saved: Path, first: st
 
 
 def test_a_long_line_in_many_pieces_takes_no_longer_than_its_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stream, "PIECE", 7)
+    monkeypatch.setattr(tables, "PIECE", 7)
     path = tmp_path / "long.txt"
     path.write_bytes("é".encode() * 40_000 + b"\r\n\r".replace(b"\r\n\r", b"\r\nnext\rlast"))
     start = time.perf_counter()
-    assert [*stream.read_sentences(str(path))] == ["é" * 40_000, "next", "last"]
+    assert [*tables.read_sentences(str(path))] == ["é" * 40_000, "next", "last"]
     assert time.perf_counter() - start < 5
 
 
 def test_a_line_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stream, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(tables, "MOST_BYTES", 1 << 20)
     with pytest.raises(UserError, match="^/dev/zero has a line of more than 1 MiB"):
-        list(stream.read_sentences("/dev/zero"))
+        list(tables.read_sentences("/dev/zero"))
 
 
 def test_a_pipe_that_pauses_within_a_line_is_read_as_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stream, "PATIENCE", 0.05)
+    monkeypatch.setattr(tables, "PATIENCE", 0.05)
     os.mkfifo(tmp_path / "pipe")
 
     def write() -> None:
@@ -309,7 +309,7 @@ def test_a_pipe_that_pauses_within_a_line_is_read_as_one_line(tmp_path: Path, mo
                 time.sleep(0.2)
 
     threading.Thread(target=write, daemon=True).start()
-    read = list(stream.read_sentences(str(tmp_path / "pipe")))
+    read = list(tables.read_sentences(str(tmp_path / "pipe")))
     assert [each for each in read if each] == ["first", "second é", "third"] and None in read
 
 

@@ -13,12 +13,11 @@ from torch import nn
 
 from advanced.ema import EMA
 from classifier import LlamaEmbeddingClassifier
-from engine.batches import EncodingRules, LlamaDataset, TextWindows
 from engine.checkpointer import Checkpointer
 from engine.data import Example
 from engine.methods import EpochResult, Method, Step, prepare
 from engine.storage import load_tensors, save_tensors
-from engine.tasks import Evaluation, NextToken
+from engine.tasks import EncodingRules, Evaluation, LlamaDataset, NextToken, TextWindows
 from engine.training import Trainer, evaluate
 from fast import accelerate
 from optimizer import AdamW

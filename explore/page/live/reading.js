@@ -158,7 +158,7 @@ class Reading {
   }
 }
 
-/** exp of the mean of -log p of each token of a text after the ones before it. Windows as `engine.batches.TextWindows`. */
+/** exp of the mean of -log p of each token of a text after the ones before it. Windows as `engine.tasks.TextWindows`. */
 async function perplexity(llama, ids, bos, switches, pause) {
   const how = compiled(switches, llama.config);
   const length = llama.config.max_seq_len;

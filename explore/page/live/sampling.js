@@ -1,4 +1,4 @@
-// How a next token is chosen from logits, as in engine/sampling.py.
+// How a next token is chosen from logits, as in engine/decoding.py.
 
 /** Probabilities of all tokens; those that are dropped have 0. logits: v. how: { temperature, topK, topP, minP }, null for none. */
 function distribution(logits, how) {
