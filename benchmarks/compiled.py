@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import peers
 from benchmarks.ov import our_classifier
-from fast.memory import keep_freed_memory
+from fast.compact import keep_freed_memory
 
 if TYPE_CHECKING:
     import numpy as np

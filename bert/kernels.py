@@ -19,8 +19,8 @@ from fast.apply import Choice, LinearKernel
 from fast.attention import may_hide_nan
 from fast.kernel import has_hooks, own_methods
 from fast.layers import CheckedKernel, has_more
+from fast.measure import Products
 from fast.plan import KernelPlan, plan_linears, plan_parts
-from fast.products import Products
 
 
 class FusedBertAttention(CheckedKernel, BertAttention):

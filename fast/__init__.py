@@ -6,17 +6,22 @@ precision)` makes an object that generates text with a model; `accelerate_optimi
 AdamW's updates. Without this package models compute the same, more slowly.
 """
 
-import importlib
-from typing import Any
+from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+LITTLE = 10**9  # tokens times weights: a text that takes some tenths of a second, as choosing kernels does
 MODULES = {
     "Choice": "apply",
     "accelerate": "apply",
     "accelerate_optimizer": "adamw",
     "decoder": "decode",
-    "is_small_job": "small_job",
 }
-__all__ = sorted(MODULES)
+__all__ = sorted({*MODULES, "is_small_job"})
 
 
 def __getattr__(name: str) -> Any:
@@ -24,3 +29,8 @@ def __getattr__(name: str) -> Any:
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"fast.{MODULES[name]}"), name)
+
+
+def is_small_job(model: nn.Module, tokens: int) -> bool:
+    """Whether it takes so little time to generate so many tokens that choosing kernels would take longer."""
+    return tokens * sum(parameter.numel() for parameter in model.parameters()) < LITTLE

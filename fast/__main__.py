@@ -29,9 +29,9 @@ def print_table() -> None:
 
     from fast import accelerate
     from fast.adamw import choose_update
+    from fast.compact import keep_freed_memory
     from fast.compiled import are_compiled
     from fast.decode import choose_decoder
-    from fast.memory import keep_freed_memory
     from llama import Llama
 
     threads = torch.get_num_threads()

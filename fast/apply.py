@@ -16,17 +16,23 @@ from config import PRECISIONS, ROUNDING
 from engine.context import ContextAttention
 from engine.equivalence import notice
 from engine.weights import is_large
-from fast import linear, onednn
-from fast.attention import BY_PRODUCTS_FROM, FusedAttention, FusedContextAttention, scores_check
-from fast.attention_products import BY_PRODUCTS, TRAINED_BY_PRODUCTS, ways_read, ways_trained
+from fast import linear
+from fast.attention import (
+    BY_PRODUCTS,
+    BY_PRODUCTS_FROM,
+    TRAINED_BY_PRODUCTS,
+    FusedAttention,
+    FusedContextAttention,
+    scores_check,
+    ways_read,
+    ways_trained,
+)
+from fast.compact import keep_freed_memory
 from fast.last_position import read_one_position
 from fast.layers import FEED_FORWARD_CHECK, RMS_NORM_CHECK, FusedFeedForward, FusedRMSNorm, swiglu
-from fast.linear import Bf16Linear, Int4Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear
-from fast.measure import MEASURED, fastest
-from fast.memory import keep_freed_memory
-from fast.onednn import has_onednn
+from fast.linear import Bf16Linear, Int4Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear, has_onednn
+from fast.measure import FEW_ROWS, HIDDEN, MEASURED, PRODUCTS_OF_LLAMAS, ROWS, WIDTH, Products, fastest
 from fast.plan import LLAMA_KERNELS, KernelPlan, apply_plan, pass_on_bf16, plan_linears, plan_parts, take_away_kernels
-from fast.products import FEW_ROWS, HIDDEN, PRODUCTS_OF_LLAMAS, ROWS, WIDTH, Products
 from llama import Attention, FeedForward, Llama, RMSNorm
 
 LinearKernel = tuple[type[KernelLinear], dict[str, Any]]  # the class, and the settings of `from_linear`
@@ -76,7 +82,7 @@ def accelerate(
     names, with the same float32 values in fp32 and bf16; int8 and int4 round them for good, for inference. A layer that
     something else has replaced stays as it is, and no kernel computes what llama.py, as it stands in this process, does
     not (`engine.equivalence`). A classifier computes the last layer at the position that it reads alone. On a CPU,
-    freed memory is kept for later steps (`fast.memory`); for CUDA, attention through cuDNN is switched off.
+    freed memory is kept for later steps (`fast.compact`); for CUDA, attention through cuDNN is switched off.
     Returns what was chosen. Raises `ValueError` for an unknown precision.
     """
     if precision not in PRECISIONS:
@@ -100,7 +106,7 @@ def accelerate(
 
 
 def _prepare_process(purpose: Purpose) -> None:
-    """On a CPU, freed memory is kept for later steps (`fast.memory`); for CUDA, there is no attention through cuDNN."""
+    """On a CPU, freed memory is kept for later steps (`fast.compact`); for CUDA, no attention goes through cuDNN."""
     if purpose.is_on_cpu:
         keep_freed_memory()
     if purpose.device.type == "cuda":  # cuDNN plans attention in bfloat16 anew for each length of a text: 0.1 to 0.7 s
@@ -163,7 +169,7 @@ def choose_linear(purpose: Purpose, products: Products = PRODUCTS_OF_LLAMAS) -> 
     if not purpose.keeps_copies:
         return Choice(part, "plain", "whole copies of the weights are not wanted")
     if not has_onednn():
-        return Choice(part, "plain", onednn.why_no_onednn() or "oneDNN is switched off")
+        return Choice(part, "plain", linear.why_no_onednn() or "oneDNN is switched off")
     packs, why = _packs(products)
     if not purpose.trains:
         return Choice(part, "plain" if packs == "PyTorch" else "oneDNN, not trained", why)
@@ -231,8 +237,8 @@ def _in_training(products: Products = PRODUCTS_OF_LLAMAS) -> tuple[str, str]:
 
     ways = {
         "PyTorch": lambda: train(F.linear),
-        "oneDNN but for gradients of weights": lambda: train(onednn.onednn_trained, False),
-        "oneDNN": lambda: train(onednn.onednn_trained, True),
+        "oneDNN but for gradients of weights": lambda: train(linear.onednn_trained, False),
+        "oneDNN": lambda: train(linear.onednn_trained, True),
     }
     return fastest(f"{products.question}, trained", ways)
 

@@ -1,7 +1,7 @@
-"""Matrices of large models that are not trained: float32 numbers that lie in memory in fewer bits, once.
+"""Memory: matrices that lie in fewer bits, and freed memory that is kept for the next step.
 
-To all code a `CompactWeight` is a float32 tensor. An operation on it reads its numbers widened to float32; the kernels
-of `linear.py` and the loops read what is stored.
+To all code a `CompactWeight`, a matrix of a large model that is not trained, is a float32 tensor. An operation on it
+reads its numbers widened to float32; the kernels of `linear.py` and the loops read what is stored.
 
 Shapes:  r rows   i input features   o output features   n = i / 32 groups of 4-bit numbers
 """
@@ -9,6 +9,8 @@ Shapes:  r rows   i input features   o output features   n = i / 32 groups of 4-
 from __future__ import annotations
 
 import copy
+import ctypes
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_map_only
 
-from fast.memory import keep_freed_memory
 from utils import UserError
 
 GROUP = 32  # numbers of 4 bits with one scale
@@ -184,3 +185,30 @@ def compacted(name: str, tensor: torch.Tensor, precision: str) -> torch.Tensor:
         for whole, part in zip(kept, in_few_bits(rows.float()), strict=True):
             whole.copy_(part)
     return CompactWeight(stored, scale)
+
+
+# --------------------------------------------------------------------------------------------------------- freed memory
+# A step frees its results, and the next one needs as much memory again. If the system takes freed memory back, it
+# gives it out again in pages of some kilobytes and clears each one: with some hundred megabytes a step, that takes
+# longer than the computation.
+
+# Of glibc's malloc.h. Without these calls both thresholds move by themselves, up to 32 MiB and 64 MiB.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+LARGEST_PIECE = 32 * 2**20  # bytes that are kept: glibc takes no higher threshold
+KEPT_BYTES = 2**31 - 1  # at the end of the heap
+USERS_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
+
+
+def keep_freed_memory() -> bool:
+    """Keep freed pieces of up to 32 MiB, if the C library is glibc. Returns whether they are kept.
+
+    Another C library, or a user's own settings of glibc, stay as they are.
+    """
+    if any(name in os.environ for name in USERS_SETTINGS):
+        return False
+    try:
+        libc = ctypes.CDLL(None)
+        _, mallopt = libc.gnu_get_libc_version, libc.mallopt
+    except (AttributeError, OSError, TypeError):  # not Linux, or a C library without it
+        return False
+    return bool(mallopt(M_MMAP_THRESHOLD, LARGEST_PIECE) and mallopt(M_TRIM_THRESHOLD, KEPT_BYTES))

@@ -31,7 +31,7 @@ from fast.linear import Bf16Linear, Int4Linear, Int8Linear, RoundedLinear
 from fast.measure import recall, remember
 from utils import ROOT
 
-LOOPS = ("fast.loops", "fast.loops_together", "fast.loops_head", "fast.row_sums", "fast.nibbles")  # what numba compiles
+LOOPS = ("fast.loops", "fast.loops_together", "fast.loops_head", "fast.row_sums")  # what numba compiles
 LOOPS_FILES = [Path(__file__).resolve().parent / f"{name.partition('.')[2]}.py" for name in LOOPS]
 ONE_TEXT, TOGETHER = ENGINES = ("fast.loop_engine", "fast.together")  # the modules that run them
 LINEAR_KERNELS = {"fp32": nn.Linear, "bf16": Bf16Linear, "int8": Int8Linear, "int4": Int4Linear}

@@ -24,10 +24,10 @@ from engine.decoding import continue_texts, logits_after
 from engine.equivalence import EquivalenceCheck, notice
 from fast import compiled, last_position
 from fast.apply import Choice
-from fast.as_made import kinds_of, what_changed_in
 from fast.attention import scores_check
 from fast.compiled import LOAD_SECONDS, NotReady
 from fast.layers import FEED_FORWARD_CHECK, RMS_NORM_CHECK
+from fast.plan import kinds_of, what_changed_in
 from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
 
 if TYPE_CHECKING:

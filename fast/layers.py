@@ -17,8 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from engine.equivalence import Case, Comparison, EquivalenceCheck, notice
 from fast.kernel import Kernel, has_hooks, own_methods
-from fast.linear import Bf16Linear, readable
-from fast.onednn import has_gated_products, onednn_gated
+from fast.linear import Bf16Linear, has_gated_products, onednn_gated, readable
 from llama import FeedForward, RMSNorm
 
 

@@ -9,10 +9,13 @@ Shapes:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 import torch
 from torch import nn
@@ -23,14 +26,136 @@ from engine.decoding import logits_after
 from engine.equivalence import Case, Comparison
 from fast import loops
 from fast.compact import widened
-from fast.head import ScreenedHead
 from fast.kernel import replace
-from fast.linear import Bf16Linear, Int4Linear, Int8Linear, KernelLinear, RoundedLinear, to_bf16
-from fast.loops import LayerWeights, Norm
+from fast.linear import Bf16Linear, Int4Linear, Int8Linear, KernelLinear, RoundedLinear, quantise, to_bf16
+from fast.loops import LayerWeights, Norm, matvec, rescore
+from fast.loops_head import steps_of
 from fast.row_sums import Matrix
-from fast.threads import BestThreads, use_threads
 from llama import Llama, LlamaLayer, RMSNorm
 from rope import apply_rotary_emb, rope_table
+
+
+class BestThreads:
+    """The number of threads that decodes a token soonest: all of PyTorch's, or one if other programs use the processor.
+
+    Threads wait for each other many times in a token, also for one that another process has displaced. Results do not
+    depend on their number. The other number is tried for `TRY` tokens, again after `FIRST` tokens, and after twice as
+    many each time that nothing has changed, up to `LAST`.
+    """
+
+    TRY, FIRST, LAST = 3, 48, 384
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+        self.clock = clock
+        self.most = 0
+        self._restart(1)
+
+    def _restart(self, most: int) -> None:
+        self.most, self.present, self.tokens, self.pause = most, most, 0, self.FIRST
+        self.before = most
+        self.seconds: dict[int, list[float]] = {most: [], 1: []}
+
+    @contextmanager
+    def timed(self) -> Iterator[int]:
+        """Gives the number of threads for one more token, and notes its time."""
+        most = torch.get_num_threads()
+        if most != self.most:
+            self._restart(most)
+        start = self.clock()
+        yield self.present
+        if most > 1:
+            self._note(self.clock() - start)
+
+    def _note(self, seconds: float) -> None:
+        of_present = self.seconds[self.present]
+        of_present.append(seconds)
+        del of_present[: -self.TRY]
+        self.tokens += 1
+        other = 1 if self.present == self.most else self.most
+        if self.tokens == self.TRY:  # try the other number
+            self.before, self.present, self.seconds[other] = self.present, other, []
+        elif self.tokens == 2 * self.TRY:
+            self.present = min(self.seconds, key=lambda number: sorted(self.seconds[number])[self.TRY // 2])
+            self.pause = min(2 * self.pause, self.LAST) if self.present == self.before else self.FIRST
+        elif self.tokens >= self.pause:
+            self.tokens = 0
+
+
+def use_threads(threads: int) -> None:
+    """Run the loops on so many threads, and leave PyTorch its own number."""
+    of_pytorch = torch.get_num_threads()
+    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+    # numba's first threads come from OpenMP, where it sets the number of threads for PyTorch as well
+    if torch.get_num_threads() != of_pytorch:
+        torch.set_num_threads(of_pytorch)
+
+
+# ------------------------------------------------------------------------------------------------------ the output head
+# Greedy decoding needs only the likeliest token: most weights of the head are read as 8-bit numbers.
+#
+# The head is the largest matrix of a small model. Logits of an 8-bit copy, with a bound on their error that holds for
+# every input, show which few tokens can be the likeliest. Only those are computed from the weights themselves.
+
+MAX_CANDIDATES = 1 / 16  # of the vocabulary: beyond that, computing all logits is faster than picking
+ROWS_TOGETHER = 2048  # that fit into the processor's cache
+
+
+class ScreenedHead:
+    """A head and its 8-bit copy, with the bound on how far the copy's logits can be from the true ones.
+
+    With w = s q + e for a row of the head, w.x and s (q.x) differ by e.x, at most |e| |x| (Cauchy-Schwarz). The true
+    logit and the other are float32 sums of D products, in whatever order, and so off by at most D u / (1 - D u) times
+    |w| |x| and |s q| |x|, u = 2^-24 (Higham 2002, "Accuracy and Stability of Numerical Algorithms", section 3.1).
+    The copy meets inputs of 24 bits (`row_sums.in_two_parts`): each is off by little more than u max|x| up to 8192
+    inputs, D / 8192 times that beyond, which in s (q.x) is less than D u |s q| |x|. Of several texts it meets inputs of
+    16 bits (`loops_head.in_pairs`): each is off by half a step, max|x| / r, and so all by at most sqrt(D) |x| / 2r.
+    """
+
+    def __init__(self, weight: torch.Tensor, rows: np.ndarray):
+        """weight: v D, float32 or bfloat16; rows: the same numbers, as `Matrix` stores them."""
+        self.rows = rows
+        parts = [_bound(piece.float()) for piece in weight.split(ROWS_TOGETHER)]
+        quantised, scale, error = (torch.cat(part) for part in zip(*parts, strict=True))  # v D, v, v
+        self.copy = Matrix(quantised.numpy(), scale.numpy())
+        self.error = error.numpy()
+
+    def logits(self, x: np.ndarray) -> np.ndarray | None:
+        """The largest is exact, others are approximate and smaller; None if too many can be the largest. x: D -> v"""
+        return self.pick(x, self.approximate(x))
+
+    def approximate(self, x: np.ndarray) -> np.ndarray:
+        """The copy's logits. x: D -> v"""
+        logits = np.empty(len(self.error), np.float32)
+        matvec(self.copy, x, logits)
+        return logits
+
+    def pick(
+        self, x: np.ndarray, logits: np.ndarray, at_most: int | None = None, *, by: Callable[..., bool] = rescore
+    ) -> np.ndarray | None:
+        """`logits`, of which all that can be the largest are made exact; None if they are more than `at_most`.
+
+        by: `rescore` for one text, x: D and logits: v, or a loop over several that calls it, x: n D and logits: n v.
+        """
+        at_most = int(MAX_CANDIDATES * len(self.error)) if at_most is None else at_most
+        norm = np.linalg.norm(x.astype(np.float64), axis=-1) * (1 + 1e-6)  # the comparison is made in float32
+        return logits if by(self.rows, x, self.error, norm, logits, at_most) else None
+
+
+def _bound(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The 8-bit copy of some rows, r D, its scales, and the bound for inputs of length 1, r each."""
+    quantised, scale = quantise(weight)
+    lost = weight - quantised * scale[:, None]  # r D: s q is rounded, which `rounding` covers
+    size = torch.linalg.vector_norm(weight, dim=-1, dtype=torch.float64)  # r: |s q| is at most |w| + |e|
+    error = torch.linalg.vector_norm(lost, dim=-1, dtype=torch.float64)
+    # D products and their sum, D inputs, two scales, s q here, its distance from w, the norm
+    terms = (2 * weight.shape[1] + 8) * 2.0**-24
+    rounding = terms / (1 - terms) * (2 * size + error)
+    coarse = 0.51 * weight.shape[1] ** 0.5 / steps_of(weight.shape[1]) * (size + error)  # 0.01: x / step is rounded too
+    more = 1 + 1e-5  # the comparison is made in float32 as well
+    return quantised, scale, ((error + rounding + coarse) * more).float()
+
+
+# ----------------------------------------------------------------------------------------------------------- the engine
 
 
 class DecodeEngine:

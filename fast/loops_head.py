@@ -1,4 +1,4 @@
-"""The output head in 8 bits for several texts: integer products that numba compiles, for the bound of `fast.head`.
+"""The output head in 8 bits for several texts: integer products that numba compiles, for `loop_engine`'s bound.
 
 Inputs are rounded to 16 bits, so that one instruction multiplies and adds two of them in every lane: half as many as
 for float32. Weights are widened to 16 bits, and two of a row meet two inputs of every text of a panel.
@@ -16,8 +16,7 @@ from llvmlite import ir
 from numba import njit, prange, types
 from numba.extending import intrinsic, register_jitable
 
-from fast.nibbles import INT16, INT32, INT64, fetch, row_at
-from fast.row_sums import LOOPS, Matrix
+from fast.row_sums import INT16, INT32, INT64, LOOPS, Matrix, fetch, row_at
 
 ROWS = 6  # of a weight, summed at once: with 16 lanes they fill 12 of the 16 registers of AVX2
 PART = 4  # blocks of `ROWS` rows that a thread computes one after another

@@ -18,8 +18,7 @@ from numba import njit, prange, types
 from numba.extending import intrinsic, overload
 
 from fast.loops import LayerWeights, Norm, attend_with, rescore, silu
-from fast.nibbles import row_at, widen_nibbles
-from fast.row_sums import LOOPS, Matrix, number
+from fast.row_sums import LOOPS, Matrix, number, row_at, widen_nibbles
 
 ROWS = 6  # of a weight, summed at once: with 16 lanes they fill 12 of the 16 registers of AVX2
 CHUNK = 16  # inputs after which the next 64 bytes of as many later rows are fetched, side by side: one by one is slower

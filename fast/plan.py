@@ -1,24 +1,27 @@
 """Which kernels replace which modules of a model, and in which number formats: all is planned before any is made.
 
 A layer gives float32 unless every module that reads its output is known to read bfloat16: a user's own module or hook
-may need float32.
+may need float32. Something may compute in a model's place only while it is still what its class and config make it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from config import LlamaConfig
 from engine.context import ContextAttention
 from engine.equivalence import notice
+from engine.weights import blueprint
 from fast.attention import FusedAttention, FusedContextAttention
-from fast.kernel import own_methods, replace
+from fast.kernel import has_hooks, own_methods, replace
 from fast.layers import FusedFeedForward, FusedRMSNorm
 from fast.linear import Bf16Linear, Int4Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear
-from llama import Attention, FeedForward, Llama, LlamaLayer
+from llama import NORMS, Attention, FeedForward, Llama, LlamaLayer
 
 LLAMA_KERNELS = {OneDNNLinear, Bf16Linear, RoundedLinear, Int8Linear, Int4Linear}
 LLAMA_KERNELS |= {FusedRMSNorm, FusedFeedForward, FusedAttention, FusedContextAttention}
@@ -146,3 +149,42 @@ def _usual_parts(module: nn.Module | None, kind: type, names: Iterable[str]) -> 
 def _is_watched(module: nn.Module) -> bool:
     """Whether a hook reads or changes the inputs or outputs of this module."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+# ------------------------------------------------------------------------------------ whether a model is as it was made
+
+LLAMA_MODULES = {nn.ModuleList, nn.Embedding, nn.Dropout, LlamaLayer, Attention, FeedForward, nn.Linear}
+
+
+def kinds_of(llama: Llama) -> list[type]:
+    """Changes when another kernel takes a module's place."""
+    return [type(module) for module in llama.modules()]
+
+
+def what_changed_in(llama: Llama) -> str | None:
+    """What of a model is not as its class and config make it: a module or method replaced, a hook, another setting."""
+    try:
+        as_made = _settings_as_made(tuple(vars(llama.config).items()))
+        known = LLAMA_MODULES | LLAMA_KERNELS | {NORMS[llama.config.norm]}
+        for name, module in llama.named_modules():
+            where = name or "the model"
+            if module is not llama and type(module) not in known:
+                return f"{where} is a {type(module).__name__}"
+            if has_hooks(module):
+                return f"{where} has a hook"
+            if own_methods(module) or _settings(module) != as_made.get(name):
+                return f"{where} has other settings or methods than its class gives it"
+    except Exception as error:  # a config or modules that cannot be made again, or compared
+        return f"it cannot be compared with what its config makes: {type(error).__name__}"
+    return None
+
+
+@lru_cache(maxsize=8)
+def _settings_as_made(config: tuple[tuple[str, Any], ...]) -> dict[str, dict[str, Any]]:
+    return {name: _settings(module) for name, module in blueprint(LlamaConfig(**dict(config))).named_modules()}
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    # stop_ids, of a directory's model, is what callers hand to `generate`; no module computes with it
+    return {name: value for name, value in own.items() if name not in ("training", "stop_ids")}

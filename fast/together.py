@@ -20,9 +20,8 @@ from engine.context import KVCache
 from engine.decoding import logits_after
 from engine.equivalence import Case, Comparison
 from fast import loop_engine, loops_head, loops_together
-from fast.loop_engine import DecodeEngine, EnginePair, filled_cache, make_pair
+from fast.loop_engine import BestThreads, DecodeEngine, EnginePair, filled_cache, make_pair, use_threads
 from fast.measure import fastest
-from fast.threads import BestThreads, use_threads
 from llama import Llama
 
 KERNELS = "PyTorch's kernels"

@@ -31,12 +31,10 @@ from torch import nn
 from torch.profiler import profile
 
 import fast.apply
-import fast.as_made
 import fast.attention
-import fast.attention_products
 import fast.decode
 import fast.linear
-import fast.small_job
+import fast.plan
 from advanced.decoding import BeamSearch, ContrastiveSearch
 from base_llama import LayerNorm, causal_mask
 from config import LlamaConfig
@@ -46,8 +44,14 @@ from engine.decoding import Decoder, continue_texts, logits_after
 from engine.weights import load_pretrained
 from fast import accelerate, compiled, decoder
 from fast.apply import BY_PRODUCTS, Purpose, choose_attention
-from fast.attention import FusedAttention, fuse_attention, scores_check
-from fast.attention_products import TRAINED_BY_PRODUCTS, attention_by_products, trained_by_products
+from fast.attention import (
+    TRAINED_BY_PRODUCTS,
+    FusedAttention,
+    attention_by_products,
+    fuse_attention,
+    scores_check,
+    trained_by_products,
+)
 from fast.compact import quantise_4, widened
 from fast.decode import OUTDATED, LastPositionDecoder, LoopDecoder, WatchedDecoder, choose_decoder
 from fast.last_position import hidden_state_at
@@ -59,10 +63,15 @@ from fast.linear import (
     OneDNNLinear,
     RoundedLinear,
     has_integer_products,
+    has_onednn,
     int8_linear,
+    onednn_linear,
+    onednn_trained,
+    onednn_weight_gradient,
+    pack,
     quantise,
+    why_no_onednn,
 )
-from fast.onednn import has_onednn, onednn_linear, onednn_trained, onednn_weight_gradient, pack, why_no_onednn
 from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
 from optimizer import AdamW
 from utils import UserError
@@ -236,9 +245,9 @@ def test_tokens_that_end_a_text_leave_a_model_the_compiled_loops():
     """A directory's model has them as an attribute; any other attribute may change what is computed."""
     model = random_llama(attention="causal")
     model.stop_ids = (2,)
-    assert fast.as_made.what_changed_in(model) is None
+    assert fast.plan.what_changed_in(model) is None
     model.scale = 2.0
-    assert "the model has other settings" in fast.as_made.what_changed_in(model)
+    assert "the model has other settings" in fast.plan.what_changed_in(model)
 
 
 @pytest.mark.parametrize("rounding", ["int8", "int4"])
@@ -263,7 +272,7 @@ def test_rounding_twice_is_rounding_once():
 def test_choosing_draws_no_random_numbers(numba, precision: str):
     """Or the text at temperature 1 and the order of training would depend on the kernels."""
     model = random_llama(attention="causal")
-    for cached in (why_no_onednn, scores_check, fast.as_made._settings_as_made):
+    for cached in (why_no_onednn, scores_check, fast.plan._settings_as_made):
         cached.cache_clear()
     before = torch.get_rng_state()
     accelerate(model, precision)
@@ -302,7 +311,7 @@ def test_few_tokens_of_a_small_model_are_not_worth_choosing(
 
 
 def test_little_is_told_without_loading_kernels():
-    code = "import sys, fast.small_job; sys.exit('fast.apply' in sys.modules)"
+    code = "import sys, fast; fast.is_small_job; sys.exit('fast.apply' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
     with pytest.raises(AttributeError, match="no attribute 'accelerator'"):
         _ = fast.accelerator
@@ -500,7 +509,7 @@ def test_attention_by_two_products_is_attention(shape: tuple[int, ...] | None):
 
 @pytest.mark.parametrize("shape", [None, "causal", (6, 6), (2, 1, 1, 6), (2, 1, 6, 6)])
 def test_gradients_of_attention_by_products_are_those_of_attention(monkeypatch, shape: tuple[int, ...] | str | None):
-    monkeypatch.setattr(fast.attention_products, "MOST_QUERIES", 4)  # two groups of three queries
+    monkeypatch.setattr(fast.attention, "MOST_QUERIES", 4)  # two groups of three queries
     inputs = [x.transpose(1, 2).detach().requires_grad_() for x in torch.randn(3, 2, 6, 4, 8).bfloat16()]  # b h s d
     mask = None if shape is None else causal_mask(6) if shape == "causal" else torch.rand(shape) < 0.7
     if shape not in (None, "causal"):
@@ -520,7 +529,7 @@ def test_gradients_of_attention_by_products_are_those_of_attention(monkeypatch, 
 @pytest.mark.parametrize("needed", [(0,), (1,), (2,), (0, 2)])
 def test_attention_by_products_computes_the_gradients_that_are_needed(monkeypatch, needed: tuple[int, ...]):
     inputs = [torch.randn(2, 4, 6, 8, requires_grad=index in needed) for index in range(3)]  # b h s d
-    monkeypatch.setattr(fast.attention_products, "MOST_QUERIES", 4)
+    monkeypatch.setattr(fast.attention, "MOST_QUERIES", 4)
     trained = [inputs[index] for index in needed]
     expected = torch.autograd.grad(F.scaled_dot_product_attention(*inputs).square().sum(), trained)
     loss, products, multiply = trained_by_products(*inputs, None, False).square().sum(), [], torch.bmm
@@ -1317,7 +1326,7 @@ def approximate_together(head: Any, x: torch.Tensor) -> np.ndarray:
 def test_the_screened_head_finds_the_largest_logit(
     numba, kind: str, vocab: int, dim: int, rows: int, seed: int, log_scales: tuple[int, int]
 ):
-    from fast.head import ScreenedHead
+    from fast.loop_engine import ScreenedHead
 
     weight, x = heads_and_inputs(kind, vocab, dim, rows, seed, log_scales)
     head = ScreenedHead(weight, weight.numpy())
@@ -1351,7 +1360,7 @@ HIDDEN = {
 @pytest.mark.parametrize("case", HIDDEN)
 def test_the_largest_logit_is_found_where_rounding_hides_it(numba, case: str):
     """All numbers are rounded in the same direction, which is nearly the worst case that the bound allows."""
-    from fast.head import ScreenedHead
+    from fast.loop_engine import ScreenedHead
 
     rows = [[first] + count * [other] + (64 - count) * [0] for first, other, count in HIDDEN[case]]
     *_, x = rows = torch.tensor(rows, dtype=torch.float32)
@@ -1366,7 +1375,7 @@ def test_the_largest_logit_is_found_where_rounding_hides_it(numba, case: str):
 @pytest.mark.parametrize("texts", [3, 18])
 def test_the_largest_logit_is_found_where_rounded_inputs_hide_it(numba, texts: int):
     """Weights are exact in 8 bits. A step of the inputs is 1: the first row gains 31 times .49 by rounding."""
-    from fast.head import ScreenedHead
+    from fast.loop_engine import ScreenedHead
     from fast.loops_together import rescore_together
 
     x = torch.tensor([32767.0, *31 * [1.51], *32 * [1.49]])
@@ -1383,7 +1392,7 @@ def test_the_largest_logit_is_found_where_rounded_inputs_hide_it(numba, texts: i
 @pytest.mark.parametrize("dim", [600, 70001])
 def test_sums_of_the_largest_products_do_not_overflow(numba, dim: int):
     """Inputs of all 16 bits would give sums of 33 bits from 517 inputs on, if each product is as large as it can be."""
-    from fast.head import ScreenedHead
+    from fast.loop_engine import ScreenedHead
 
     weight = torch.ones(7, dim)
     logits = approximate_together(ScreenedHead(weight, weight.numpy()), torch.tensor([[1.0], [-3.0]]).expand(2, dim))
@@ -1391,7 +1400,7 @@ def test_sums_of_the_largest_products_do_not_overflow(numba, dim: int):
 
 
 def test_too_many_candidates_are_left_to_the_whole_head(numba):
-    from fast.head import ScreenedHead
+    from fast.loop_engine import ScreenedHead
 
     weight, (x, *_) = heads_and_inputs("near ties", 64, 32, 2, 0, (0, 0))
     head = ScreenedHead(weight, weight.numpy())
@@ -1417,7 +1426,7 @@ def test_generate_writes_the_same_text_whatever_computes_it(
     numba, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drive: Callable, tiny_checkpoint: Path
 ):
     flags = ["--pretrained-model-path", tiny_checkpoint, "--attention", "causal", "--prompt", "A film", *TEXT_FLAGS]
-    monkeypatch.setattr(fast.small_job, "LITTLE", 0)  # or no kernels would be chosen for so small a model
+    monkeypatch.setattr(fast, "LITTLE", 0)  # or no kernels would be chosen for so small a model
     monkeypatch.setattr(fast.decode, "LOAD_SECONDS", 0.0)
     texts = []
     for kernels in ("auto", "plain"):

@@ -364,8 +364,9 @@ def test_a_seed_makes_the_samples_reproducible(drive: Callable, tiny_checkpoint:
 
 
 def test_a_module_that_fast_lacks_is_no_absent_folder(drive: Callable, tiny_checkpoint: Path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "fast.small_job", None)
-    with pytest.raises(ModuleNotFoundError, match="fast.small_job"):
+    monkeypatch.setitem(sys.modules, "fast.apply", None)
+    monkeypatch.setattr(fast, "LITTLE", 0)  # or no kernel would be chosen
+    with pytest.raises(ModuleNotFoundError, match="fast.apply"):
         drive("--pretrained-model-path", tiny_checkpoint, "--max_new_tokens", 1)
 
 

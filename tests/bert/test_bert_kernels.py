@@ -26,8 +26,7 @@ from engine import equivalence, runs
 from engine.data import read_label_names
 from engine.plan import ComputeSettings, InputFile, Plan
 from fast import accelerate
-from fast.linear import OneDNNLinear
-from fast.onednn import has_onednn
+from fast.linear import OneDNNLinear, has_onednn
 
 LENGTHS = {  # of the texts of a batch
     "some padding": [40, 7, 33, 1, 12, 40, 21],

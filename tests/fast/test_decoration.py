@@ -34,7 +34,6 @@ from tqdm import tqdm
 
 import base_llama
 import fast.decode
-import fast.small_job
 import rope
 import utils
 from engine import finetuning, training
@@ -75,7 +74,7 @@ EXCEPTIONS = {  # what rightly shows nowhere, and why
 }
 DRIVER = importlib.import_module("run_llama")  # by name: it is run here as a program
 # compute once, unless they are told
-KEPT = (rope.rope_table, base_llama.causal_mask, fast.as_made._settings_as_made)
+KEPT = (rope.rope_table, base_llama.causal_mask, fast.plan._settings_as_made)
 TOLERANCE = 1e-5  # of saved numbers, absolute: kernels round in another order
 
 # ---------------------------------------------------------------------------------- functions of the root modules
@@ -278,7 +277,7 @@ def carried_out(run: Run, kernels: str, folder: Path) -> tuple[str, list[str]]:
         patch.setattr(sys, "argv", ["run_llama.py", *run.flags, "--kernels", kernels])
         patch.setattr(training, "time", SimpleNamespace(perf_counter=lambda: 0.0))  # seconds are printed
         patch.setattr(fast.decode, "LOAD_SECONDS", 0.0)  # so that the loops pay for six tokens
-        patch.setattr(fast.small_job, "LITTLE", 0)  # and kernels for a tiny model
+        patch.setattr(fast, "LITTLE", 0)  # and kernels for a tiny model
         patch.setattr(utils.os, "fsync", lambda _: None)  # nothing here need outlive the machine
         if run.is_interrupted:
             patch.setattr(finetuning, "print_epoch", interrupt)

@@ -30,8 +30,16 @@ from fast.attention import FusedAttention, FusedContextAttention
 from fast.compact import CompactWeight, quantise, quantise_4
 from fast.kernel import Kernel
 from fast.layers import FusedFeedForward, FusedRMSNorm
-from fast.linear import Bf16Linear, Int4Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear
-from fast.onednn import has_onednn, onednn_gated
+from fast.linear import (
+    Bf16Linear,
+    Int4Linear,
+    Int8Linear,
+    KernelLinear,
+    OneDNNLinear,
+    RoundedLinear,
+    has_onednn,
+    onednn_gated,
+)
 from fast.plan import LLAMA_KERNELS
 from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
 from optimizer import AdamW

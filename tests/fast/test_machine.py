@@ -23,12 +23,11 @@ from test_fast import TOKENS
 from torch import nn
 
 import fast.apply
-import fast.onednn
-from fast import accelerate, compiled, decoder, measure, memory
-from fast.linear import Bf16Linear, RoundedLinear
+import fast.linear
+from fast import accelerate, compact, compiled, decoder, measure
+from fast.compact import USERS_SETTINGS
+from fast.linear import Bf16Linear, RoundedLinear, has_gated_products, has_onednn, why_no_onednn
 from fast.measure import MEASURED, TOO_BUSY, fastest, recall, remember
-from fast.memory import USERS_SETTINGS
-from fast.onednn import has_gated_products, has_onednn, why_no_onednn
 
 # Decodes 20 tokens through whatever is chosen, and says whether that were the loops.
 DECODE = """
@@ -213,13 +212,13 @@ def test_glibc_is_told_both_thresholds(monkeypatch: pytest.MonkeyPatch):
             return answers[len(told) - 1]
 
         libc = SimpleNamespace(gnu_get_libc_version=None, mallopt=mallopt)
-        monkeypatch.setattr(memory.ctypes, "CDLL", lambda name, libc=libc: libc)
-        assert memory.keep_freed_memory() is all(answers)
+        monkeypatch.setattr(compact.ctypes, "CDLL", lambda name, libc=libc: libc)
+        assert compact.keep_freed_memory() is all(answers)
     assert told[-3] == 32 * 2**20  # M_MMAP_THRESHOLD of malloc.h, the most that glibc takes
-    memory.ctypes.CDLL(None).mallopt = lambda parameter, value: told.update({parameter: value}) or 1
-    assert memory.keep_freed_memory() and told[-1] == 2**31 - 1  # M_TRIM_THRESHOLD, an int
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())  # another C library
-    assert memory.keep_freed_memory() is False
+    compact.ctypes.CDLL(None).mallopt = lambda parameter, value: told.update({parameter: value}) or 1
+    assert compact.keep_freed_memory() and told[-1] == 2**31 - 1  # M_TRIM_THRESHOLD, an int
+    monkeypatch.setattr(compact.ctypes, "CDLL", lambda name: object())  # another C library
+    assert compact.keep_freed_memory() is False
 
 
 def test_accelerating_for_a_cpu_keeps_memory(monkeypatch: pytest.MonkeyPatch):
@@ -241,8 +240,8 @@ def test_onednn_that_fails_or_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPa
 
     for broken, words in ((refuses, "bf16 path needs"), (lambda x, weight, *bias: (x @ weight.t()) * 1.5, "differ")):
         with monkeypatch.context() as patch:
-            patch.setattr(fast.onednn, "onednn_linear", broken)
-            patch.setattr(fast.onednn, "pack", lambda weight: weight)
+            patch.setattr(fast.linear, "onednn_linear", broken)
+            patch.setattr(fast.linear, "pack", lambda weight: weight)
             why_no_onednn.cache_clear()
             assert not has_onednn(dtype) and words in why_no_onednn(dtype)
     why_no_onednn.cache_clear()
@@ -253,7 +252,7 @@ def test_gated_products_that_fail_or_are_wrong_are_not_taken(monkeypatch: pytest
         pytest.skip("oneDNN's products in bfloat16 do not work here")
     for broken in (None, lambda x, *weights: x[..., :1].expand(*x.shape[:-1], 40)):
         with monkeypatch.context() as patch:
-            patch.setattr(fast.onednn, "onednn_gated", broken)
+            patch.setattr(fast.linear, "onednn_gated", broken)
             has_gated_products.cache_clear()
             assert not has_gated_products()
     has_gated_products.cache_clear()
@@ -265,7 +264,7 @@ def test_in_training_products_are_measured_with_the_gradients_that_their_names_s
         pytest.skip("oneDNN's products do not work here")
     ways, calls = {}, []
     monkeypatch.setattr(fast.apply, "fastest", lambda question, given: ways.update(given) or ("PyTorch", ""))
-    monkeypatch.setattr(fast.onednn, "onednn_weight_gradient", lambda grad, x: calls.append(x) or grad.t() @ x)
+    monkeypatch.setattr(fast.linear, "onednn_weight_gradient", lambda grad, x: calls.append(x) or grad.t() @ x)
     fast.apply._in_training()
     assert [way() or len(calls) for way in ways.values()] == [0, 0, 1]
 
@@ -519,7 +518,7 @@ def test_the_table_of_kernels_is_printed():
 def test_measured_layers_leave_random_numbers_alone_and_import_nothing_large():
     code = """
 import sys, torch
-from fast.products import FEW_ROWS
+from fast.measure import FEW_ROWS
 before = torch.get_rng_state()
 layers = FEW_ROWS.not_trained()
 assert torch.equal(before, torch.get_rng_state()) and all((layer.weight == 1).all() for _, layer in layers)
