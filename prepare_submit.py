@@ -34,12 +34,10 @@ from pathlib import Path
 from typing import Any
 
 from grading.archive import FormatError
-from grading.as_json import add_json, run_told
 from grading.editions import ADVANCED, EDITIONS
-from grading.packing import create_zip
-from grading.programs import GradingError, GradingParser, decimal_number, printable
+from grading.programs import GradingError, GradingParser, add_json, decimal_number, printable, run_told
 from grading.rules import Report, Rules
-from grading.submission import assert_zip, check_zip
+from grading.submission import assert_zip, check_zip, create_zip
 
 __all__ = ["ADVANCED", "EDITIONS", "FormatError", "Report", "Rules", "assert_zip", "check_file", "check_zip",
            "create_zip", "main"]  # fmt: skip

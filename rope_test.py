@@ -16,10 +16,9 @@ if __name__ == "__main__":
         sys.exit(2)
     sys.exit(run_script("rope_test"))  # which imports this file once more
 
-from grading.as_json import add_json, run_told
 from grading.asking import add_flags, student_of
 from grading.editions import DEFAULT_EDITION, EDITIONS
-from grading.programs import GradingParser
+from grading.programs import GradingParser, add_json, run_told
 
 
 def main() -> int:

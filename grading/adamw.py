@@ -11,7 +11,7 @@ import torch
 
 from grading import questions
 from grading.asking import ChildAnswer, ChildQuestion, Student
-from grading.compare import LARGEST_ERROR, Say, alike, report_error, report_verdict
+from grading.rotation import LARGEST_ERROR, Say, alike, report_error, report_verdict
 from grading.small_model import SALT
 
 # The weights of the assignment's 1,000-step run, as its optimizer_test.npy publishes them

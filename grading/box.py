@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from grading.archive import FormatError, read_archive, read_entry
+from grading.archive import FormatError, archive_problems, read_archive, read_entry
 from grading.asking import (
     ChildAnswer,
     ChildQuestion,
@@ -33,7 +33,6 @@ from grading.asking import (
     time_limit_of,
 )
 from grading.editions import DEFAULT_EDITION, EDITIONS
-from grading.entries import archive_problems
 from grading.intake import read_payload
 from grading.judge import Executed
 from grading.programs import GradingError, GradingParser, printable, run_main
@@ -161,7 +160,7 @@ def each_check(folder: Path, edition: str, box: Box, drawer: random.Random) -> I
 def check_scripts(student: BoxedStudent, drawer: random.Random, edition: str) -> Iterator[Executed]:
     """What `rope_test.py` and `optimizer_test.py` say, with drawn inputs beside the published ones."""
     from grading.adamw import COURSE_CHECK, OWN_LIMIT, check_adamw
-    from grading.drawn import draw_salt
+    from grading.parts import draw_salt
     from grading.rotation import check_rotation
 
     for part, check in (
@@ -178,14 +177,14 @@ def check_scripts(student: BoxedStudent, drawer: random.Random, edition: str) ->
 
 def check_parts(student: BoxedStudent, drawer: random.Random, edition: str) -> Iterator[Executed]:
     """The verdict on every part, as `sanity_check.py --parts` gives it, on a model that is drawn for this run."""
-    from grading import drawn, parts, small_model
+    from grading import parts, small_model
 
     small_model.NORM.set(EDITIONS[edition].norm)
     kinds = (EDITIONS[edition].attention,)
-    drawn.draw_salt(kinds, drawer)
+    parts.draw_salt(kinds, drawer)
     has_classifiers = "causal" not in kinds or takes_attention(student)
     asked = parts.all_parts(kinds, has_classifiers, EDITIONS[edition].sampling)
-    for one in parts.judge(student, asked, drawn.right_numbers(kinds), drawn.TOLERANCE):
+    for one in parts.judge(student, asked, parts.right_numbers(kinds), parts.TOLERANCE):
         said, tail = f"{one.verdict}: {one.sentence}", student.tails.get(key(one.part.question), "")
         is_right = one.verdict == "ok"
         yield Executed(one.part.name, is_right, "" if is_right else said, "" if is_right else tail)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from grading.editions import LABEL_NAMES, TEXT_PROMPT
+from grading.judge import BROKEN, COHERENT, NOT_JUDGED, UNCLEAR, TextJudge, Verdict, distinct_trigrams
 from grading.programs import (
     ROOT,
     GradingError,
@@ -32,7 +33,6 @@ from grading.programs import (
     run_main,
     whole_number,
 )
-from grading.texts import BROKEN, COHERENT, NOT_JUDGED, UNCLEAR, TextJudge, Verdict, distinct_trigrams
 
 if TYPE_CHECKING:
     from grading.calibration_texts import Sample

@@ -1,6 +1,6 @@
 """An autograder for Gradescope: `python -m grading.gradescope --build autograder.zip`; there it runs with `--run`.
 
-It checks the submitted files as `prepare_submit.py` does, and runs the code as another user (`grading.confined`), who
+It checks the submitted files as `prepare_submit.py` does, and runs the code as another user (`grading.sandbox`), who
 can reach neither the grader nor the results. `results.json` is there from the first second, and is replaced as a whole
 after each test: a run that is ended has the points that it had earned, and says so.
 """
@@ -20,25 +20,23 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from grading.archive import FormatError
+from grading.archive import FormatError, fixed_entry
 from grading.box import ADAMW, ROPE, Executed, run_checks
-from grading.confined import STUDENT, UserBox
 from grading.editions import ACCURACY_BANDS, DEFAULT_EDITION, EDITIONS, LABEL_NAMES, reference_accuracies
-from grading.entries import fixed_entry
 from grading.intake import read_payload
-from grading.lines import create_data
 from grading.programs import (
     ROOT,
     GradingError,
     GradingParser,
     atomic_write,
     check_writable,
+    create_data,
     printable,
     run_main,
     whole_number,
 )
 from grading.rules import Report, Rules
-from grading.sandbox import Limits, add_python
+from grading.sandbox import STUDENT, Limits, UserBox, add_python
 from grading.submission import check_bytes
 
 CONFIG, GOLD = "gradescope.json", "gold"  # in the zip

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from grading.archive import MAX_ENTRIES, MB, FormatError
-from grading.entries import fixed_entry
+from grading.archive import MAX_ENTRIES, MB, FormatError, fixed_entry
 from grading.findings import Message
 from grading.programs import GradingError, few, printable, read_text
 from grading.rules import Rules

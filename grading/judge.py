@@ -1,4 +1,4 @@
-"""One submission judged: its zip and outputs as `prepare_submit.py` does, then what only a batch needs to know.
+"""One submission judged: its zip and outputs as `prepare_submit.py` does, what only a batch needs to know, its grade.
 
 Nothing of it is run here. `RunCode` is the place of those who do, in a box; without one no code is run.
 """
@@ -10,23 +10,182 @@ import hashlib
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from grading.archive import FormatError
-from grading.editions import ADVANCED, EDITIONS, INSTALLED, PUBLISHED_TENSORS
+from grading.editions import (
+    ADVANCED,
+    BUNDLED_NORM,
+    EDITIONS,
+    INSTALLED,
+    LABEL_NAMES,
+    PUBLISHED_TENSORS,
+    TEXT_PROMPT,
+    TEXTS,
+    reference_accuracy,
+)
 from grading.findings import Finding, Message, findings_of
-from grading.intake import read_payload
-from grading.package import Files, Package
-from grading.pdf import right_name
-from grading.programs import PARTS_FILE, few
-from grading.results import check_results, fine_tuned_digests
+from grading.intake import Submission, read_payload, read_table
+from grading.needs import Files, Package
+from grading.outputs import OUTPUT, right_name
+from grading.programs import PARTS_FILE, SEPARATOR, GradingError, few, printable, read_text
+from grading.published import PUBLISHED_LABELS, PUBLISHED_TEXTS, labels_digest
 from grading.rules import Report
-from grading.settings import Settings
+from grading.settings import SCALE, Settings
 from grading.submission import look_into, with_hints
-from grading.texts import NOT_JUDGED, TextJudge, check_texts
+
+# ------------------------------------------------------------ accuracies against references; copied and repeated labels
+
+
+def reference_of(dataset: str, split: str, kind: str, settings: Settings) -> float | None:
+    """The reference's accuracy, by the config or else by the course; None where it names none."""
+    usual = reference_accuracy(settings.edition, dataset, split, kind)
+    return settings.references.get(f"{dataset}-{split}-{kind}", usual)
+
+
+def check_results(report: Report, settings: Settings) -> Iterator[Message]:
+    """The findings about accuracies and labels of one submission."""
+    edition = EDITIONS[settings.edition]
+    is_published = (edition.norm, edition.attention) == (BUNDLED_NORM, "bidirectional")
+    for name, score in report.scores.items():
+        dataset, split, kind = OUTPUT.fullmatch(name).groups()
+        if score.accuracy is not None and score.lines >= settings.thresholds.lines:
+            reference = reference_of(dataset, split, kind, settings)
+            yield from _check_accuracy(name, dataset, score.accuracy, reference, settings)
+        if kind == "prompting" and is_published:
+            yield from _check_zero_shot(name, f"{dataset}-{split}", report.labels[name])
+    advanced = [name for name in ADVANCED if name in report.labels]
+    base = {kind: [name.replace("advanced", kind) for name in advanced] for kind in ("prompting", "finetuning")}
+    for kind, names in base.items():
+        if advanced and all(report.labels[a] == report.labels.get(b) for a, b in zip(advanced, names, strict=True)):
+            said = f"the advanced outputs have the labels of the {kind} outputs"
+            yield Message(said, "E047-advanced-equal", advanced[0])
+
+
+def _check_accuracy(
+    name: str, dataset: str, accuracy: float, reference: float | None, settings: Settings
+) -> Iterator[Message]:
+    limits = settings.thresholds
+    band, copied = getattr(limits, dataset), getattr(limits, f"copied_{dataset}")
+    if accuracy >= copied:
+        said = f"{name}: accuracy {accuracy:.3f}"
+        yield Message(said, "E042-gold", name, 0, f"less than {copied:g}", f"{accuracy:.3f}")
+    elif reference is not None and round(abs(accuracy - reference), 3) > band:
+        code = "E040-accuracy" if accuracy < reference else "E041-high"
+        said = f"{name}: accuracy {accuracy:.3f}; the reference's is {reference:.3f}"
+        yield Message(said, code, name, 0, f"{reference - band:.3f} or more", f"{accuracy:.3f}")
+
+
+def _check_zero_shot(name: str, part: str, labels: Sequence[int]) -> Iterator[Message]:
+    accepted = PUBLISHED_LABELS[part]
+    if len(labels) == sum(accepted[0].counts) and labels_digest(labels) not in {one.sha256 for one in accepted}:
+        yield Message(f"{name}: other labels than the published ones", "E046-zero-shot", name)
+
+
+def fine_tuned_digests(labels: Mapping[str, Sequence[int]], least: int) -> dict[str, str]:
+    """The digest of each fine-tuned output with at least so many lines, by its name."""
+    return {
+        name: labels_digest(column)
+        for name, column in labels.items()
+        if name.endswith("-finetuning-output.txt") and len(column) >= least
+    }
+
+
+def compare_students(digests: Mapping[str, Mapping[str, str]]) -> dict[str, list[Message]]:
+    """Findings by student: the same fine-tuned labels as another's. digests: `fine_tuned_digests` by student."""
+    holders, messages = defaultdict(list), defaultdict(list)
+    for student, columns in digests.items():
+        for name, digest in columns.items():
+            holders[name, digest].append(student)
+    for (name, _), students in sorted(holders.items()):
+        code = "E048-same-labels" if name.startswith("sst") else "E049-same-cfimdb"
+        for student in students if len(students) > 1 else []:
+            others = few(set(students) - {student})
+            messages[student].append(Message(f"{name}: the same labels as {others}", code, name, 0, "", others))
+    return messages
+
+
+# -------------------------------------------------- generated texts: prompt, repetition, known words, perhaps coherence
+
+COHERENT, BROKEN, UNCLEAR, NOT_JUDGED = "coherent", "broken", "look at it", "not judged"
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+class Verdict(NamedTuple):
+    """What a model says of a text: one of the four words above, and the figures that it rests on."""
+
+    word: str
+    figures: Mapping[str, float] = {}
+
+
+TextJudge = Callable[[str, str], Verdict]  # of a text and the prompt that it begins with
+
+
+def continuation(text: str) -> str:
+    """What follows the assignment's prompt, with single spaces; the whole text where it does not begin with that."""
+    return " ".join(text.split()).removeprefix(TEXT_PROMPT).strip()
+
+
+def distinct_trigrams(words: Sequence[str]) -> float:
+    """The share of the trigrams of some words that are distinct; 0 where there is none."""
+    trigrams = [*zip(words, words[1:], words[2:], strict=False)]
+    return len({*trigrams}) / max(1, len(trigrams))
+
+
+@cache
+def known_words(folder: str) -> frozenset[str]:
+    """The words of all data sets in a folder, in lower case."""
+    words: set[str] = set()
+    for dataset in LABEL_NAMES:
+        for path in sorted(Path(folder).glob(f"{dataset}-*.txt")):
+            for line in read_text(path).lower().split("\n"):
+                words.update(_WORD.findall(line.partition(SEPARATOR)[2]))
+    return frozenset(words)
+
+
+def check_texts(texts: Mapping[str, str], settings: Settings, judge: TextJudge | None) -> tuple[list[Message], Verdict]:
+    """The findings about both texts, and the model's verdict on the one at temperature 0."""
+    messages, low, verdict = [], TEXTS[0], Verdict(NOT_JUDGED)
+    if {*TEXTS} <= texts.keys() and continuation(texts[low]) == continuation(texts[TEXTS[1]]):
+        messages.append(Message("both generated texts are equal", "E056-temperatures", TEXTS[1]))
+    for name in TEXTS:
+        if name in texts:
+            messages += _check_words(name, continuation(texts[name]), name == low, settings)
+    if low in texts:
+        digest = hashlib.sha256(texts[low].strip().encode()).hexdigest()
+        if digest == PUBLISHED_TEXTS["causal"] and EDITIONS[settings.edition].attention != "causal":
+            messages.append(Message(f"{low}: the published text of the causal mask", "E058-causal", low))
+        if judge:
+            verdict = judge(texts[low], TEXT_PROMPT)
+            figures = ", ".join(f"{name} {value:.3g}" for name, value in verdict.figures.items())
+            code = {BROKEN: "E051-incoherent", UNCLEAR: "E052-unclear"}.get(verdict.word)
+            if code:
+                messages.append(Message(f"{low}: {verdict.word} ({figures})", code, low, 0, COHERENT, verdict.word))
+    return messages, verdict
+
+
+def _check_words(name: str, text: str, is_low: bool, settings: Settings) -> Iterator[Message]:
+    """Too few words, repeated ones (temperature 0 alone), unknown ones: at temperature 1 only where it is no text."""
+    words, limits = _WORD.findall(text.lower()), settings.thresholds
+    if len(words) < limits.words:
+        said = f"{name}: {len(words)} words after the prompt"
+        yield Message(said, "E054-short", name, 0, f"{limits.words} or more", len(words))
+        return
+    if is_low and len(words) > 2 and (share := distinct_trigrams(words)) < limits.trigrams:
+        said = f"{name}: of its trigrams of words, {share:.2f} are distinct"
+        yield Message(said, "E053-repetitive", name, 0, f"{limits.trigrams:g} or more", f"{share:.2f}")
+    known, least = known_words(settings.gold), limits.known_words * (1 if is_low else 0.5)
+    if known and (share := sum(word in known for word in words) / len(words)) < least:
+        said = f"{name}: of its words, {share:.2f} occur in the data sets"
+        yield Message(said, "E055-words", name, 0, f"{least:g} or more", f"{share:.2f}")
+
+
+# ------------------------------------------------------------------------------------------------------- one submission
 
 
 class Executed(NamedTuple):
@@ -69,7 +228,7 @@ class Judgement:
     """What is known of one submission by itself. Plain values, which JSON keeps.
 
     was_read: whether it could be judged at all. scores: lines, accuracy and majority of each output file. digests: of
-    fine-tuned labels, to compare students. coherence: a word of `grading.texts`. parts: None where no code was run.
+    fine-tuned labels, to compare students. coherence: a word of `grading.judge`. parts: None where no code was run.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -111,7 +270,7 @@ def examine(
 
 
 def _refined(report: Report, settings: Settings) -> Iterator[Message]:
-    """The report's messages: missing files one by one, accuracies left to `grading.results` and its config."""
+    """The report's messages: missing files one by one, accuracies left to `grading.judge` and its config."""
     for message in (*report.problems, *report.warnings, *report.notes):
         if message.code == "E012-missing":
             for name in EDITIONS[settings.edition].required:
@@ -171,3 +330,108 @@ def _failed(parts: list[Executed]) -> Iterator[Message]:
     for part in [part for part in failed if not part.message.startswith("not judged")] or failed:
         code = "E081-import" if part.part.startswith("import") else "E080-part"
         yield Message(f"{part.part}: {part.message}", part.code or code)
+
+
+# --------------------------------------------------------------------------------------------- from findings to a grade
+
+BEST = "A"  # A+ is given by a person, in the overrides
+REFUSED, ABSENT, FINAL, PROVISIONAL, OVERRIDE = "refused", "absent", "final", "provisional", "override"
+
+
+@dataclass
+class Grade:
+    """letter: "" if there is none. reasons: what lowered it. open: what a person, or running the code, has to decide.
+
+    computed: the letter before a person's override, whose reason is `reason`.
+    """
+
+    letter: str
+    status: str
+    reasons: list[str] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)
+    computed: str = ""
+    reason: str = ""
+
+
+def lower(letter: str, steps: int) -> str:
+    """A grade so many steps lower, at most down to the last one."""
+    return SCALE[min(SCALE.index(letter) + steps, len(SCALE) - 1)]
+
+
+def grade_of(findings: Iterable[Finding], judgement: Judgement | None, settings: Settings) -> Grade:
+    """The grade of one submission by its findings, those of the comparison between students among them."""
+    findings = list(findings)
+    if judgement is None or not judgement.was_read or any(one.severity == "refuse" for one in findings):
+        absent = any(one.code == "E074-absent" for one in findings)
+        return Grade("", ABSENT if absent else REFUSED, [one.text for one in findings if one.severity == "refuse"])
+    letter, reasons = BEST, []
+    deducted = [one for one in findings if one.severity == "deduct"]
+    for one in deducted:
+        if most := one.check.most:
+            letter = max(letter, most, key=SCALE.index)
+            reasons.append(f"at most {most}: {one.text}")
+    form = [one for one in deducted if not one.check.most]
+    late = any(one.code == "E070-late" for one in findings)
+    if form and settings.penalties.format_steps:
+        letter = lower(letter, settings.penalties.format_steps)
+        reasons.append(f"{settings.penalties.format_steps} step(s) down, once: {'; '.join(one.text for one in form)}")
+    if late and settings.penalties.late_steps:
+        letter = lower(letter, settings.penalties.late_steps)
+        reasons.append(f"{settings.penalties.late_steps} step(s) down: late")
+    still_open = _open(findings, deducted, judgement, settings)
+    return Grade(letter, PROVISIONAL if still_open else FINAL, reasons, still_open)
+
+
+def _open(findings: list[Finding], deducted: list[Finding], judgement: Judgement, settings: Settings) -> list[str]:
+    """What is not decided yet. Every grade needs the executed checks."""
+    still_open = []
+    if judgement.parts is None:
+        folders = EDITIONS[settings.edition].folders
+        still_open = ["the student's code was not run", *(f"the models in {name}/ were not judged" for name in folders)]
+    if judgement.coherence == NOT_JUDGED:
+        still_open.append("coherence of the text at temperature 0 was not judged")
+    if any(one.check.most == "B" for one in deducted):
+        still_open.append("B or below: how much of the code is missing or wrong")
+    still_open += [f"look at {one.code}: {one.text}" for one in findings if one.severity == "flag"]
+    still_open += ["A+, if the report shows a gain" for one in findings if one.code == "E064-a-plus"]
+    return still_open
+
+
+# --------------------------------------------------------------------------------------------------------- overrides
+
+
+def read_overrides(settings: Settings, submissions: Iterable[Submission]) -> dict[str, tuple[str, str]]:
+    """Grade and reason by ID. Raises `GradingError` for an unknown ID or grade, an ID twice, an absent reason."""
+    known, found = {one.student.student_id for one in submissions} - {""}, {}
+    if not settings.overrides:
+        return found
+    for line, row in read_table(Path(settings.overrides), "id", "grade", "reason"):
+        where, student_id, grade = f"{settings.overrides} line {line}", row["id"], row["grade"]
+        if student_id not in known:
+            raise GradingError(f"{where}: there is no student {printable(repr(student_id))}")
+        if student_id in found:
+            raise GradingError(f"{where}: {student_id} has a grade already")
+        if grade not in SCALE:
+            raise GradingError(f"{where}: {printable(repr(grade))} is no grade; there are {', '.join(SCALE)}")
+        if not row["reason"]:
+            raise GradingError(f"{where}: {student_id} has no reason; write one")
+        found[student_id] = grade, row["reason"]
+    return found
+
+
+def override(grade: Grade, student_id: str, overrides: Mapping[str, tuple[str, str]]) -> Grade:
+    """The grade, or a person's in its place: what was computed stays in sight."""
+    if student_id not in overrides:
+        return grade
+    letter, reason = overrides[student_id]
+    return Grade(letter, OVERRIDE, grade.reasons, grade.open, grade.letter or grade.status, reason)
+
+
+def summary(grades: Iterable[Grade]) -> str:
+    """How many there are of each grade and status, in one line."""
+    grades = list(grades)
+    letters = [f"{letter} {count}" for letter in SCALE if (count := sum(one.letter == letter for one in grades))]
+    states = sorted({one.status for one in grades})
+    return f"{len(grades)} submissions: {few(letters, len(SCALE))}; " + ", ".join(
+        f"{sum(one.status == status for one in grades)} {status}" for status in states
+    )

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grading.asking import short_repr
-from grading.lines import create_data
-from grading.programs import GradingError, find_asset, find_course_file
+from grading.programs import GradingError, create_data, find_asset, find_course_file
 
 DRIVER_LIMIT = 4 * 3600.0  # seconds for one run of run_llama.py: a slow processor takes some minutes for SST
 

@@ -17,9 +17,77 @@ from typing import Any
 
 import torch
 
-from grading import adapted, returned, stand_ins, wire
-from grading.optimizer_questions import few_steps, step_with_closure, train
+from grading import returned, wire
 from grading.returned import StateDict, Wrong, check_gradients, is_float, numbers_of, saved_model
+
+# ------------------------------------------------------------------------------------------------------------- to AdamW
+
+
+def own_adamw() -> type:
+    """The student's AdamW. Imports the module."""
+    return importlib.import_module("optimizer").AdamW
+
+
+def train(weight: torch.Tensor, inputs: torch.Tensor, optimizer: type | None = None, **settings) -> torch.Tensor:
+    """The assignment's toy problem: a 3 -> 2 linear layer learns (x0 + x1, -x2). Returns its weight, 2 3.
+
+    weight: the layer's first one. inputs: steps 3. optimizer: None takes the student's AdamW.
+    """
+    layer = torch.nn.Linear(3, 2, bias=False)
+    layer.load_state_dict({"weight": weight})
+    optimizer = (optimizer or own_adamw())(layer.parameters(), **settings)
+    for x in inputs:
+        target = torch.stack((x[0] + x[1], -x[2]))
+        optimizer.zero_grad()
+        (target - layer(x)).square().sum().backward()
+        optimizer.step()
+    return layer.weight.detach()
+
+
+def few_steps(
+    weights: torch.Tensor,
+    gradients: torch.Tensor,
+    optimizer: type | None = None,
+    own: list[dict] | None = None,
+    late: int = 0,
+    **settings,
+) -> torch.Tensor:
+    """The parameters after some steps, rows of a matrix. weights: the first ones. gradients: steps, then as weights.
+
+    own: the settings of each parameter, which is then a group of its own. late: in how many steps, the first ones,
+    the first parameter has no gradient.
+    """
+    parameters = [torch.nn.Parameter(row.clone()) for row in weights]
+    groups = [{"params": [parameter], **each} for parameter, each in zip(parameters, own or (), strict=False)]
+    optimizer = (optimizer or own_adamw())(groups or parameters, **settings)
+    for step, gradient in enumerate(gradients):
+        for parameter, row in zip(parameters, gradient, strict=True):
+            parameter.grad = None if step < late and parameter is parameters[0] else row.clone()
+        optimizer.step()
+    return torch.stack([parameter.detach() for parameter in parameters])
+
+
+def step_with_closure(weights: torch.Tensor, gradient: torch.Tensor, **settings) -> Any:
+    """The loss that `step` returns for a closure, and the parameter after that step."""
+    parameter, calls = torch.nn.Parameter(weights.clone()), []
+    optimizer = own_adamw()([parameter], **settings)
+
+    def closure() -> torch.Tensor:
+        calls.append(torch.is_grad_enabled())
+        parameter.grad = gradient
+        return (parameter * gradient).sum()
+
+    loss = optimizer.step(closure)
+    if not all(calls):
+        raise Wrong("step(closure) calls the closure without gradients: call it under torch.enable_grad()")
+    if not calls or loss is None:
+        raise Wrong("step(closure) returns no loss: call the closure, and return what it returns")
+    if len(calls) > 1:
+        raise Wrong(f"step(closure) calls the closure {len(calls)} times: once is enough")
+    return loss, parameter
+
+
+# --------------------------------------------------------------------------------------------------------- to the model
 
 Weights = dict[str, torch.Tensor]
 NEARLY_0, HOT = 1e-3, 1e4  # temperatures
@@ -38,7 +106,7 @@ def answer(header: dict, data: bytes) -> Weights:
             arguments.setdefault(argument, {})[inner] = tensor
         else:
             arguments[argument] = tensor
-    found = adapted.call(header["question"], QUESTIONS[header["question"]], arguments)
+    found = returned.call(header["question"], QUESTIONS[header["question"]], arguments)
     for name, tensor in given.items():
         if not torch.equal(tensor, sent[name]):
             raise Wrong(f"it changes its input {name} in place; make a new tensor")
@@ -119,8 +187,8 @@ def attention(config: dict, weights: Weights, x: torch.Tensor) -> Any:
 def attention_alone(config: dict, weights: Weights, x: torch.Tensor) -> Any:
     """As `attention`, with stand-ins for rotation and scores."""
     module, code = make("Attention", weights, make_config(config)), importlib.import_module("llama")
-    module.compute_query_key_value_scores = stand_ins.attended
-    rotation, code.apply_rotary_emb = code.apply_rotary_emb, stand_ins.turned
+    module.compute_query_key_value_scores = returned.attended
+    rotation, code.apply_rotary_emb = code.apply_rotary_emb, returned.turned
     try:
         return module(x)
     finally:
@@ -130,7 +198,7 @@ def attention_alone(config: dict, weights: Weights, x: torch.Tensor) -> Any:
 def layer(config: dict, weights: Weights, x: torch.Tensor, replaced: Weights | None = None) -> Any:
     """replaced: matrices of `stand_ins.replace_parts`, by the names of the parts."""
     module = make("LlamaLayer", weights, 0, make_config(config))
-    stand_ins.replace_parts(module, replaced or {})
+    returned.replace_parts(module, replaced or {})
     return module(x)
 
 
@@ -143,7 +211,7 @@ def layer_norm_of(config: dict, x: torch.Tensor, shifted: torch.Tensor) -> Any:
 def llama(config: dict, weights: Weights, tokens: torch.Tensor, replaced: Weights | None = None) -> Any:
     """The last position's logits, the hidden states, and the logits of all positions. replaced: as for `layer`."""
     model = make("Llama", weights, make_config(config))
-    stand_ins.replace_parts(model, replaced or {})
+    returned.replace_parts(model, replaced or {})
     if model.output.weight is not model.tok_embeddings.weight:
         raise Wrong("the head is not tied: self.tok_embeddings.weight = self.output.weight")
     logits, hidden = model(tokens)
@@ -164,7 +232,7 @@ def generate(
     """
     model = make("Llama", weights, make_config(config))
     if table is not None:
-        stand_ins.replace_forward(model, table)
+        returned.replace_forward(model, table)
     texts = [model.generate(row[None], new, temperature=0.0) for row in tokens]  # one at a time, as run_llama.py does
     if any(map(is_float, texts)):
         raise Wrong(f"it returns {texts[0].dtype}, not whole numbers".replace("torch.", ""))
@@ -242,7 +310,7 @@ def zero_shot(
     arguments = (LabelTokenizer(settings["pad_id"]), labels)
     model = make_classifier("LlamaZeroShotClassifier", config, weights, settings, *arguments)
     if table is not None:
-        stand_ins.replace_forward(model.llama, table)
+        returned.replace_forward(model.llama, table)
     return model.eval()(tokens)
 
 
@@ -262,7 +330,7 @@ def embedding(
         raise Wrong("it has no linear head from a hidden state to num_labels numbers")
     fill(heads[0], head)
     if table is not None:
-        stand_ins.replace_forward(model.llama, table)
+        returned.replace_forward(model.llama, table)
         return model.eval()(tokens), model.train()(tokens)
     torch.manual_seed(0)
     answers = model.eval()(tokens), model.train()(tokens)

@@ -14,11 +14,11 @@ import torch
 
 from grading import small_model
 from grading.asking import ChildAnswer, ChildQuestion, Student, takes_attention
-from grading.checked import small_config
-from grading.compare import alike
 from grading.editions import ATTENTION_KINDS, BUNDLED_NORM, EDITIONS, NORMS, PUBLISHED_TENSORS, Edition
 from grading.parts import kind_to_judge
 from grading.programs import DefaultText, GradingError, find_course_file, find_own
+from grading.rotation import alike
+from grading.verdicts import small_config
 
 ATOL, RTOL = 1e-5, 1e-3
 BUNDLED_CHECKPOINT, BUNDLED_REFERENCE = "checkpoints/minllama1M.pt", "checkpoints/minllama1M-reference.pt"

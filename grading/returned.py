@@ -1,19 +1,26 @@
 """What a student's code returned, or a saved model holds: plain numbers, or a fault as a sentence.
 
-Imported in the student's process.
+Imported in the student's process. Code with another structure than the assignment is asked by way of its
+`tests/adapters.py`; where a part is asked alone, simple functions stand in for those that it needs.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import inspect
 import io
 import re
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy
 import torch
 
 from grading import wire
+from grading.editions import ADAPTERS
 
 # A central difference over this step, in float32, is within 1e-4 of right code's slope, of a hundred drawn models.
 SLOPE_STEP, LARGEST_SLOPE_ERROR = 3e-3, 1e-3
@@ -109,3 +116,137 @@ def saved_model(file: torch.Tensor, size: int) -> StateDict:
     weights = {name.removeprefix("_orig_mod."): tensor for name, tensor in found["model"].items()}
     steps = [int(each.get("step", 0)) for each in found.get("optim", {}).get("state", {}).values()]
     return StateDict(weights, steps=torch.tensor(max(steps, default=0)))
+
+
+# ---------------------------------------------------------------------- stand-ins for the parts that another part needs
+# Known to script and student's process. With them a part is asked alone, whatever the parts that it needs compute. They
+# hold no right number of any part.
+
+
+class Product(torch.nn.Module):
+    """In the place of a module from states to states: the product with a matrix, whatever else it is given."""
+
+    def __init__(self, matrix: torch.Tensor):
+        super().__init__()
+        self.matrix = matrix
+
+    def forward(self, x: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+        return x @ self.matrix.to(x)
+
+
+def turned(query: torch.Tensor, key: torch.Tensor, *others: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """In the place of the rotation: position s is multiplied by s + 1 in queries, by s + 2 in keys. b s h d, b s g d"""
+    places = torch.arange(1.0, query.shape[1] + 1)[:, None, None].to(query)
+    return query * places, key * (places + 1)
+
+
+def attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+    """In the place of scores and softmax: a sum, in which every position is its own. All b h s d"""
+    return query + 2 * key + 3 * value
+
+
+def summed(table: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """In the place of the hidden states: rows of a table, summed up to each position. v D, b s -> b s D"""
+    rows = table[tokens.masked_fill(tokens < 0, 0)]
+    return (rows * torch.arange(1.0, tokens.shape[1] + 1)[:, None].to(rows)).cumsum(1)
+
+
+def replace_parts(module: torch.nn.Module, matrices: dict[str, torch.Tensor]) -> None:
+    """Put a `Product` in the place of each part with one of these names: "norm", or "layers.1" for one of a list."""
+    for name, matrix in matrices.items():
+        owner, _, last = name.rpartition(".")
+        setattr(module.get_submodule(owner), last, Product(matrix))
+
+
+def replace_forward(model: torch.nn.Module, table: torch.Tensor) -> None:
+    """Let a student's Llama return `summed` hidden states, and the logits that its head makes of them."""
+
+    def forward(tokens: torch.Tensor, targets: Any = None, *others: Any, **named: Any) -> tuple:
+        hidden = summed(table, tokens)
+        return model.output(hidden if targets is not None else hidden[:, [-1]]), hidden
+
+    model.forward = forward
+
+
+# ------------------------------------------------------------------------------------------ code with another structure
+# A question goes to the adapters only if the code lacks the module, name or argument that it needs; the hand-out's
+# adapters call the assignment's own names, and so fail as the code itself.
+
+STAND_INS = {"replaced", "table"}  # arguments of questions that adapters are not asked
+
+
+def call(name: str, question: Callable, arguments: dict[str, Any]) -> Any:
+    """The answer to a question, or that of the adapters. Raises the question's exception if they have none."""
+    try:
+        return question(**arguments)
+    except (ImportError, AttributeError, TypeError) as error:
+        path = Path(ADAPTERS).resolve()  # the process runs in the student's folder
+        if name not in ADAPTED or STAND_INS & {*arguments} or not path.is_file():
+            raise
+        spec = importlib.util.spec_from_file_location("adapters", path)
+        adapters = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(adapters)
+        try:
+            return ADAPTED[name](adapters, **arguments)
+        except NotAdapted:
+            raise error from None
+
+
+class NotAdapted(Exception):
+    """The adapters have no function for this form of a question."""
+
+
+def norm(adapters: ModuleType, name: str, arguments: list, weights: dict, x: torch.Tensor) -> Any:
+    if name == "FeedForward":
+        raise NotAdapted
+    return adapters.run_norm(weights, x, arguments[-1])
+
+
+def rotate(adapters: ModuleType, theta: float | None = None, **inputs: Any) -> Any:
+    return adapters.run_rope(**inputs, **({} if theta is None else {"theta": theta}))
+
+
+def scores(adapters: ModuleType, mask: torch.Tensor | None = None, **inputs: Any) -> Any:
+    """The mask is given as well where `run_scores` has an argument for it, and the function behind it takes it."""
+    unmasked = adapters.run_scores(**inputs)
+    if mask is not None and "mask" in inspect.signature(adapters.run_scores).parameters:
+        with contextlib.suppress(TypeError):
+            return unmasked, adapters.run_scores(**inputs, mask=mask.bool())
+    return unmasked
+
+
+def attention(adapters: ModuleType, **inputs: Any) -> Any:
+    return adapters.run_attention(**inputs)
+
+
+def layer(adapters: ModuleType, **inputs: Any) -> Any:
+    return adapters.run_layer(**inputs)
+
+
+def llama(adapters: ModuleType, config: dict, weights: dict, tokens: torch.Tensor) -> Any:
+    logits, hidden = adapters.run_llama(config, weights, tokens)
+    return logits, hidden, hidden @ weights["output.weight"].T
+
+
+def generate(
+    adapters: ModuleType, config: dict, weights: dict, tokens: torch.Tensor, new: int, hot: tuple = (1e-3, 1e4)
+) -> Any:
+    asked = [(row[None], 0.0) for row in tokens] + [(tokens[:1], temperature) for temperature in hot]
+    return [adapters.run_generate(config, weights, text, new, temperature) for text, temperature in asked]
+
+
+def few_steps(adapters: ModuleType, weights: torch.Tensor, gradients: torch.Tensor, **settings: Any) -> Any:
+    if {"own", "late"} & {*settings}:
+        raise NotAdapted
+    return adapters.run_adamw(weights, gradients, settings)
+
+
+def gradients(adapters: ModuleType, question: str, **arguments: Any) -> tuple:
+    check_slope(lambda given: ADAPTED[question](adapters, **arguments | given), arguments)
+    return ()
+
+
+ADAPTED: dict[str, Callable] = {
+    "norm_or_feed_forward": norm, "rotate": rotate, "scores": scores, "attention": attention, "layer": layer,
+    "llama": llama, "generate": generate, "few_steps": few_steps, "gradients": gradients,
+}  # fmt: skip

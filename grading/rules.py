@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from grading.archive import MB, FormatError
+from grading.archive import MB, FormatError, name_fault
 from grading.editions import DEFAULT_EDITION, EDITIONS, LABEL_NAMES
-from grading.entries import name_fault
 from grading.findings import Message
-from grading.lines import read_label_names
-from grading.programs import GradingError, find_asset, printable
+from grading.programs import GradingError, find_asset, printable, read_label_names
 
 MAX_ID = 100  # letters
 MAX_UNPACKED = 500 * MB

@@ -22,9 +22,9 @@ import llama
 import rope
 from grading import adamw, questions, wire
 from grading.asking import ChildAnswer, ChildQuestion, flat_tensors
-from grading.compare import alike
 from grading.editions import ATTENTION_KINDS
 from grading.parts import all_parts, judge, stored_numbers
+from grading.rotation import alike
 
 Function = Callable[..., Any]
 STAND_IN, NONE_FITS = "the package's own code is used", "no usual mistake gives these numbers"

@@ -15,8 +15,8 @@ import adapters  # noqa: E402
 
 from grading import adamw, parts, rotation  # noqa: E402
 from grading import small_model as small  # noqa: E402
-from grading.checked import small_config  # noqa: E402
 from grading.editions import DEFAULT_EDITION, EDITIONS, NORMS  # noqa: E402
+from grading.verdicts import small_config  # noqa: E402
 
 EDITION = EDITIONS[DEFAULT_EDITION]
 KIND = EDITION.attention

@@ -5,9 +5,8 @@ import json
 import pytest
 from submissions import LABELS, NAMES, SENTENCES, fill, pack
 
-import grading.package
-from grading.packing import create_zip
-from grading.submission import check_zip
+import grading.needs
+from grading.submission import check_zip, create_zip
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +52,7 @@ def check(data_dir, tmp_path):
 MODULES = {
     "rope_test.py": "import grading.asking",
     "engine/main.py": "import engine.plan, llama\ndef f():\n  import fast.apply, jax\n  import grading.editions",
-    "engine/plan.py": "from engine.text import windows\nimport tokenizer", "engine/text/runs.py": "import numpy",
+    "engine/plan.py": "from engine.text import runs\nimport tokenizer", "engine/text/runs.py": "import numpy",
     "grading/asking.py": "from grading import parts", "fast/__init__.py": "from fast.apply import x",
     "fast/apply.py": "import fast.linear", "fast/loops.py": "import numba", "advanced/lora.py": "import convert.gguf",
 }  # fmt: skip
@@ -79,5 +78,5 @@ def package(tmp_path, monkeypatch):
     for name, text in (MODULES | OTHER_FILES | dict.fromkeys(EMPTY.split(), "")).items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(f"{text}\n")
-    monkeypatch.setattr(grading.package, "ROOT", root)
+    monkeypatch.setattr(grading.needs, "ROOT", root)
     return root

@@ -30,12 +30,11 @@ from wrong_submissions import (
     write_data,
 )
 
-from grading import batch, findings, judge, settings, sheets
+from grading import batch, findings, judge, settings
 from grading.findings import CHECKS
 from grading.intake import RosterEntry, Submission, find_submissions
-from grading.judge import Executed
+from grading.judge import Executed, read_overrides
 from grading.programs import GradingError
-from grading.rubric import read_overrides
 from grading.settings import Judge, Settings, first_config, read_settings
 
 OTHER = "generated-sentence-temp-0.txt"
@@ -385,7 +384,7 @@ def test_with_executed_checks_a_grade_is_final(place, monkeypatch, failed, case,
     assert sorted(one.code for one in row.findings) == codes and row.grade.letter == letter
     assert row.grade.status == ("provisional" if "B" in letter[:1] and "+" not in letter else "final"), row.grade
     assert ("ucsc", b"# llama.py\nimport torch\n") in seen
-    text = sheets.report_of(row, given)
+    text = batch.report_of(row, given)
     assert text.count("FAILED") == len(failed) and "&lt;b&gt;last" in text
 
 
@@ -447,7 +446,7 @@ def test_hostile_names_stay_text(place, monkeypatch):
     ("", ""), ("a=1", "a=1"), ("\r=1", "'\r=1"), ("\uff1d1", "'\uff1d1"),
 ])  # fmt: skip
 def test_cells(text, cell):
-    assert sheets.safe_cell(text) == cell
+    assert batch.safe_cell(text) == cell
 
 
 # --------------------------------------------------------------------------------------------- config and overrides

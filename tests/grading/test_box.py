@@ -29,7 +29,7 @@ from submissions import forge, pack
 from test_hostile import HOSTILE, RIGHT, wait_for
 
 import grading.box
-from grading import drawn, parts, sandbox, small_model
+from grading import parts, sandbox, small_model
 from grading.box import ADAMW, ROPE, BoxedStudent, Executed, InBox, check_scripts, code_of, copy_code, run_checks
 from grading.editions import NORMS
 from grading.mistakes import GENERATE_MISTAKES
@@ -375,7 +375,7 @@ def test_the_right_numbers_are_those_that_others_computed():
         for norm in NORMS:
             small_model.NORM.set(norm)
             numbers, stored = (
-                drawn.right_numbers(("bidirectional", "causal")),
+                parts.right_numbers(("bidirectional", "causal")),
                 parts.stored_numbers(norm),
             )
             for name in numbers:
@@ -387,10 +387,10 @@ def test_the_right_numbers_are_those_that_others_computed():
 def test_another_salt_gives_other_numbers_to_every_part():
     token = SALT.set(1)
     try:
-        first = drawn.right_numbers(("causal",))
+        first = parts.right_numbers(("causal",))
         asked = parts.all_parts(("causal",))
         SALT.set(2)
-        second = drawn.right_numbers(("causal",))
+        second = parts.right_numbers(("causal",))
         again = parts.all_parts(("causal",))
     finally:
         SALT.reset(token)
@@ -406,7 +406,7 @@ def test_on_a_drawn_model_every_mistake_in_generate_shows():
 
     def check() -> None:
         for seed in range(4):
-            drawn.draw_salt(("bidirectional",), random.Random(seed))
+            parts.draw_salt(("bidirectional",), random.Random(seed))
             right = small_model.generate(False)
             for said, wrong in GENERATE_MISTAKES.items():
                 assert not parts.alike(small_model.generate(False, **wrong), right), said

@@ -24,8 +24,7 @@ from conftest import ROOT
 from judging import run
 
 from grading import parts, small_model
-from grading.checked import TWO_MISTAKES, as_tensors, with_mistakes
-from grading.verdicts import usual_mistake
+from grading.verdicts import TWO_MISTAKES, as_tensors, usual_mistake, with_mistakes
 
 OWN_WORDS = "this edition does not ask for it"
 

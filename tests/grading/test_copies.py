@@ -1,6 +1,6 @@
 """The graders' own copies of the course's formats say what the package's functions say; no other module is imported.
 
-`grading.lines` has its own reader of data lines, label mappings and the prompt, since a student may replace the others.
+`grading.programs` has its own reader of data lines, label mappings and the prompt: a student may replace the others.
 """
 
 import ast
@@ -16,7 +16,7 @@ from conftest import ROOT
 
 import utils
 from engine import data, flags
-from grading import editions, lines, programs
+from grading import editions, programs
 
 LABELS = (
     "0", "1", "4", "-1", "+2", " 3 ", "\t1", "01", "", "x", "1.0", "1_0", "١", "९", "0x1", "1e3", "9" * 1001, "--1",
@@ -41,7 +41,7 @@ def told(read: Callable, *arguments: object, **named: object) -> object:
 def test_a_line_says_the_same():
     for label, separator, sentence in itertools.product(LABELS, SEPARATORS, SENTENCES):
         line = label + separator + sentence
-        assert told(lines.parse_line, line) == told(data.parse_line, line), line
+        assert told(programs.parse_line, line) == told(data.parse_line, line), line
 
 
 FILES = [
@@ -59,10 +59,11 @@ def test_a_data_file_says_the_same(tmp_path: Path, num_labels: int | None, is_te
     path = tmp_path / "data.txt"
     for content in BYTES:
         path.write_bytes(content)
-        ours, theirs = (told(read, path, num_labels, is_test=is_test) for read in (lines.create_data, data.create_data))
+        both = programs.create_data, data.create_data
+        ours, theirs = (told(read, path, num_labels, is_test=is_test) for read in both)
         assert ours == theirs, content
     for path in (tmp_path / "absent.txt", tmp_path):
-        assert told(lines.create_data, path) == told(data.create_data, path)
+        assert told(programs.create_data, path) == told(data.create_data, path)
 
 
 MAPPINGS = (
@@ -75,7 +76,7 @@ def test_a_label_mapping_says_the_same(tmp_path: Path):
     path = tmp_path / "mapping.json"
     for text in MAPPINGS:
         path.write_text(text, encoding="utf-8")
-        assert told(lines.read_label_names, path) == told(data.read_label_names, path), text[:40]
+        assert told(programs.read_label_names, path) == told(data.read_label_names, path), text[:40]
 
 
 def test_the_prompt_and_the_figures_say_the_same():
@@ -85,11 +86,11 @@ def test_the_prompt_and_the_figures_say_the_same():
         ["awful", "bad", "average", "good", "excellent"],
         ["{labels}", "x"],
     ):
-        assert lines.prompt_suffix(names) == utils.prompt_suffix(names)
-        assert lines.prompt_suffix(names, "One of {labels}?") == utils.prompt_suffix(names, "One of {labels}?")
+        assert programs.prompt_suffix(names) == utils.prompt_suffix(names)
+        assert programs.prompt_suffix(names, "One of {labels}?") == utils.prompt_suffix(names, "One of {labels}?")
     for labels in ([0, 1, 1], [0], [-1, -1], [2, 2, 2, 1], [0, 1]):
-        assert lines.has_gold_labels(labels) == data.has_gold_labels(labels)
-        assert lines.majority_accuracy(labels) == data.majority_accuracy(labels)
+        assert programs.has_gold_labels(labels) == data.has_gold_labels(labels)
+        assert programs.majority_accuracy(labels) == data.majority_accuracy(labels)
 
 
 def test_messages_numbers_and_files_say_the_same(tmp_path: Path):
@@ -106,9 +107,8 @@ def test_messages_numbers_and_files_say_the_same(tmp_path: Path):
 
 # ---------------------------------------------------------------------------------------------------- imports
 
-CHECKER = {"addition", "as_json", "archive", "editions", "entries", "findings", "lines", "needs", "outputs", "package",
-           "packing", "pdf", "prepare_submit", "programs", "rules", "submission", "settings", "intake", "texts",
-           "results", "judge", "rubric", "sheets", "batch", "__main__"}  # fmt: skip
+CHECKER = {"addition", "archive", "editions", "findings", "needs", "outputs", "prepare_submit", "programs", "rules",
+           "submission", "settings", "intake", "judge", "batch", "__main__"}  # fmt: skip
 LAZY = {"language_model": {"sentencepiece"}, "similar": {"copydetect"}}  # imported inside of functions
 SCRIPTS = ("sanity_check.py", "rope_test.py", "optimizer_test.py", "prepare_submit.py")
 GRADERS = [*(ROOT / script for script in SCRIPTS), *sorted((ROOT / "grading").rglob("*.py"))]
@@ -152,9 +152,7 @@ def test_no_expected_value_is_imported_by_the_process_of_the_students_code():
                 inner = node.module.partition(".")[2]
                 left += [inner] if inner else [alias.name for alias in node.names]
         left = [name for name in left if name not in reached]
-    assert reached == {
-        "adapted", "child", "editions", "optimizer_questions", "questions", "returned", "stand_ins", "wire"
-    }  # fmt: skip
+    assert reached == {"child", "editions", "questions", "returned", "wire"}
 
 
 def test_the_prompt_of_the_texts_and_the_bands_are_the_same():

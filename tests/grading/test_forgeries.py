@@ -16,7 +16,7 @@ from conftest import ROOT, slow_among
 from judging import VERDICTS, add, check_failed, run, student  # noqa: F401
 
 import sanity_check
-from grading import parts, process, reference
+from grading import asking, parts, reference
 from grading.asking import MOST_LOST, ChildQuestion, Student
 from grading.programs import DefaultText, GradingError, find_course_file, find_own, run_main
 
@@ -108,7 +108,7 @@ def test_the_scripts_run_where_python_does_not_add_their_folder(student: Path):
 # ------------------------------------------------------------------------------------------------ messages
 
 
-class Pretended(process.Process):
+class Pretended(asking.Process):
     """No process is started. status: its exit status, None while it runs. messages: a queue of what it has sent."""
 
     def __init__(self, status: int | None, messages: object) -> None:
@@ -148,8 +148,8 @@ class Told(Student):
 def test_odd_messages_are_no_answer(tmp_path: Path):
     told = Told(tmp_path)
     for odd in ([], {}, None, 1, "rope"):
-        assert told.hear({"blocked": odd, "tensors": None}) == process.SPOILT
-    assert told.hear({"importing": "x" * 1000}, {"blocked": []}) == process.SPOILT
+        assert told.hear({"blocked": odd, "tensors": None}) == asking.SPOILT
+    assert told.hear({"importing": "x" * 1000}, {"blocked": []}) == asking.SPOILT
     assert told.importing == ["x" * 100]
     assert "more than 1,000" in told.hear(*[{"importing": str(number)} for number in range(5000)])
 
@@ -168,7 +168,7 @@ def test_few_names_of_a_lost_process_are_kept(student: Path, monkeypatch: pytest
     ("import os; os._exit(7)", "is to run the code ended (exit status 7)"),
 ])  # fmt: skip
 def test_a_process_that_cannot_start_is_not_the_students_fault(student: Path, monkeypatch, start: str, said: str):
-    monkeypatch.setattr(process, "START", start)
+    monkeypatch.setattr(asking, "START", start)
     with Student(student) as asked, pytest.raises(GradingError) as refused:
         asked.ask(ChildQuestion("rotate", "rope"))
     assert said in str(refused.value), refused.value

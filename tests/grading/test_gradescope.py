@@ -25,11 +25,10 @@ from test_hostile import HOSTILE, wait_for
 
 from grading import gradescope, outputs
 from grading.box import ADAMW, ROPE, Executed
-from grading.confined import STUDENT, UserBox
 from grading.gradescope import UNFINISHED, build
 from grading.intake import MAX_READ
 from grading.programs import GradingError, run_main
-from grading.sandbox import Limits, own_libraries
+from grading.sandbox import STUDENT, Limits, UserBox, own_libraries
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root, who gives the code a user of its own"

@@ -25,11 +25,11 @@ import optimizer_test
 import rope_test
 import sanity_check
 from grading import adamw, parts, published, questions, reference, rotation, small_model
-from grading.compare import alike
 from grading.editions import ATTENTION_KINDS, EDITIONS
 from grading.programs import GradingError, run_main
 from grading.published import PublishedLabels, label_row
 from grading.reference import Reference, check_model
+from grading.rotation import alike
 from handout.writing import write_handout
 from optimizer import AdamW
 

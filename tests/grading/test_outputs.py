@@ -12,9 +12,9 @@ from submissions import LABELS, SUFFIX, change, pdf_of, write_outputs
 
 from grading.editions import TEXT_PROMPT
 from grading.outputs import check_text
-from grading.packing import create_zip
 from grading.programs import GradingError
 from grading.rules import Report, Rules
+from grading.submission import create_zip
 
 pytest_plugins = ["submission_fixtures"]
 

@@ -9,8 +9,8 @@ from conftest import ROOT
 from submissions import fill
 
 from advanced.experiments.other_data import SOURCES
-from grading.package import OWN_FOLDERS, is_carried
-from grading.packing import create_zip
+from grading.needs import OWN_FOLDERS, is_carried
+from grading.submission import create_zip
 
 pytest_plugins = ["submission_fixtures"]
 

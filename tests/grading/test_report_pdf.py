@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from submissions import entries_of, object_stream, pdf_of, peak_memory
 
-from grading import pdf
-from grading.pdf import Uncountable, count_pages
+from grading import outputs
+from grading.outputs import Uncountable, count_pages
 
 pytest_plugins = ["submission_fixtures"]
 END = b"\n%%EOF\n"
@@ -100,7 +100,7 @@ def test_other_files_are_no_reports(warnings_on, folder):
 
 
 def test_memory_and_time_are_bounded(monkeypatch):
-    monkeypatch.setattr(pdf, "MAX_INFLATED", 1_000_000)
+    monkeypatch.setattr(outputs, "MAX_INFLATED", 1_000_000)
     large = b"%PDF-1.5\n" + object_stream(OBJECTS | {9: bytes(50_000_000)})
 
     def pages():

@@ -11,8 +11,7 @@ from conftest import ROOT
 from submissions import fill, pack, write_outputs
 
 from grading.editions import LISTED, REQUIRED
-from grading.packing import create_zip
-from grading.submission import check_zip
+from grading.submission import check_zip, create_zip
 
 pytest_plugins = ["submission_fixtures"]
 

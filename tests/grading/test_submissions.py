@@ -14,7 +14,7 @@ from conftest import ROOT
 from submissions import LABELS, entries_of, fill, forge, only_problem, pack, pdf_of, write_outputs
 
 import prepare_submit
-from grading import packing, rules
+from grading import rules, submission
 from grading.programs import GradingError
 from prepare_submit import ADVANCED, EDITIONS, FormatError, assert_zip, check_zip, create_zip
 
@@ -291,7 +291,7 @@ def test_a_large_new_zip_names_its_largest_files(create, folder, monkeypatch):
     only_problem(report, "the limit is 0.1 MB", "noise7 (0.07 MB)", "noise3")
     assert "noise2" not in report.problems[0] and os.listdir() == []
     # far too large: not packed
-    monkeypatch.setattr(packing, "_pack", None)
+    monkeypatch.setattr(submission, "_pack", None)
     (folder / "zeros").write_bytes(bytes(3_000_000))
     only_problem(create(size_limit=0.1), "too much for a submission", "zeros (3.00 MB)")
 

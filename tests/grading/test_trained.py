@@ -18,9 +18,8 @@ from config import LlamaConfig
 from grading import trained
 from grading.addition import BEST, CAPACITY_LIMIT, Experiment, contradictions
 from grading.box import BoxedStudent, InBox
-from grading.judge import Judgement, examine
+from grading.judge import Judgement, examine, grade_of
 from grading.returned import Wrong, saved_model
-from grading.rubric import grade_of
 from grading.sandbox import Box
 from grading.settings import Settings
 from grading.trained import LETTERS, Unfit, check_models, continued, draw_problems, parameters_of

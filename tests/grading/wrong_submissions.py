@@ -16,9 +16,8 @@ from submissions import NAMES, SUFFIX, pack, pdf_of
 
 from grading import judge, published
 from grading.editions import EDITIONS, TEXT_PROMPT, TEXTS
+from grading.judge import Verdict, labels_digest
 from grading.programs import PARTS_FILE, ROOT
-from grading.results import labels_digest
-from grading.texts import Verdict
 
 COUNTS = {"sst-dev": 200, "sst-test": 200, "cfimdb-dev": 120, "cfimdb-test": 120}
 ACCURACY = {"prompting": {"sst-dev": 0.215, "sst-test": 0.225, "cfimdb-dev": 0.5},

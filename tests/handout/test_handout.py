@@ -17,7 +17,7 @@ from engine.programs import run_main
 from grading import judge, parts, rotation, small_model
 from grading.asking import Student
 from grading.editions import EDITIONS
-from grading.package import Package, files_of
+from grading.needs import Package, files_of
 from handout import __main__ as program
 from handout import holes as table
 from handout import writing
