@@ -33,7 +33,7 @@ import optimizer
 import tokenizer
 import utils
 from advanced import decoding
-from engine import checkpointer, data, decoding, processes, programs, runs, tables, tasks, training, weights
+from engine import checkpointer, data, processes, programs, runs, tables, tasks, training, weights
 from engine import torchrun as engine_torchrun
 from engine.flags import get_args, shown_arguments
 from engine.storage import load_tensors
@@ -222,7 +222,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         note(owner, name)
     for search in (decoding.BeamSearch, decoding.ContrastiveSearch):
         note(search, "__init__")
-    note(decoding.Sampling, "__init__")
+    note(engine.decoding.Sampling, "__init__")
     note(training.Trainer, "__init__")
     note(checkpointer.Checkpointer, "load_resume_point", lambda *args: [])
     note(utils, "choose_device", lambda *args: torch.device("cpu:0"))

@@ -191,7 +191,7 @@ def test_what_is_kept_is_that_of_this_processor(cache: Path, monkeypatch: pytest
 
 def keeps_memory(**environment: str) -> str:
     """In a process of its own, since it is for good."""
-    done = run_python("-c", "from fast import memory; print(memory.keep_freed_memory())", **environment)
+    done = run_python("-c", "from fast import compact; print(compact.keep_freed_memory())", **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
