@@ -236,7 +236,6 @@ FLAGS = (
     Flag("--max_new_tokens", "how many tokens to add", int, 75, AT_LEAST_1, group=GENERATE),
     Flag("--ignore_eos", "go on after the end of a text, at which a Hugging Face directory's model stops", bool,
          options=("generate",), group=GENERATE),
-    Flag("--cuda_graphs", "has no effect any more", bool, group=GENERATE),
     Flag("--num_samples", "how many texts to sample at temperature 1, decoded together", int, 1,
          Range("must be from 1 to 2^16 - 1", 1, 2**16 - 1), group=GENERATE),
     Flag("--top_k", "sample among the K most likely tokens only", int, within=AT_LEAST_1, group=GENERATE),

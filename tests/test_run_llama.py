@@ -44,11 +44,6 @@ PREFIX = (
     "Keanu Reeves, playing the hero John Wick, is"
 )
 
-NO_CUDA_GRAPHS = (
-    "--cuda_graphs: decoding through CUDA graphs was never tried on a GPU and is gone; "
-    "the text is generated without them"
-)
-
 # --------------------------------------------------------------------------------------------------- every flag
 
 ADVANCED = ["--dev_out", "a-dev-advanced-output.txt", "--test_out", "a-test-advanced-output.txt"]
@@ -127,10 +122,6 @@ FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arr
     ),
     "--max_new_tokens": ("generate", [5], ahead, [5, 5, 10]),
     "--ignore_eos": ("generate", [], lambda seen: [each["stop_ids"] for each in seen["generate.settings"]], [(), ()]),
-    "--cuda_graphs": (
-        "generate", [], lambda seen: [*re.findall("warning: (.*graphs.*)", seen["stderr"]), *files(seen)],
-        [NO_CUDA_GRAPHS, "generated-sentence-temp-0.txt", "generated-sentence-temp-1.txt"],
-    ),
     "--num_samples": ("generate", [3], lambda seen: [len(idx) for idx in seen["generate.idx"]], [1, 3]),
     "--top_k": ("generate", [4], sampled("top_k"), [4, 4]),
     "--top_p": ("generate", [0.5], sampled("top_p"), [0.5, 0.5]),
