@@ -122,10 +122,10 @@ def test_an_archive_that_was_zipped_again_is_refused_as_that(tmp_path: Path, siz
         with again.open("x/data.pkl2", "w", force_zip64=True) as file:  # which is never unpacked
             for _ in range(0, size, 1_000_000):
                 file.write(bytes(min(size, 1_000_000)))
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(UserError, match="zipped again"):
         load_tensors(tmp_path / "y.pt")
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 def nested(depth: int = 40) -> list:
@@ -144,10 +144,10 @@ def test_values_of_any_size_are_quoted_briefly(tmp_path: Path, value: object, fi
     model = random_llama()
     arguments = value if field == "model_args" else {**vars(model.config), field: value}
     torch.save({"model": model.state_dict(), "model_args": arguments}, tmp_path / "x.pt")
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(UserError) as caught:
         load_pretrained(tmp_path / "x.pt")
-    assert len(str(caught.value)) < 500 and time.perf_counter() - start < 2.0
+    assert len(str(caught.value)) < 500 and time.process_time() - start < 2.0
 
 
 def test_what_a_message_quotes_is_short_and_does_nothing_to_a_terminal():

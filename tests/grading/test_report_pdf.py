@@ -111,10 +111,10 @@ def test_memory_and_time_are_bounded(monkeypatch):
     assert counted is None and peak < 5_000_000
     numbers = b"".join(b"%d %d " % (number, 0 if number % 2 else 900_000) for number in range(60_000))
     crowded = zlib.compress(numbers + b"<< /Type /Page >>" * 10_000)
-    start = time.monotonic()
+    start = time.process_time()
     count_pages(b"%PDF-1.5\n" + object_stream({}, crowded, N=60_000, First=len(numbers)) + page(1))
     count_pages(b"%PDF-1.5\n" + b"1 0 obj " * 200_000 + page(1))
-    assert time.monotonic() - start < 20
+    assert time.process_time() - start < 20
 
 
 WORDS = [b"1 0 obj", b"2 0 obj", b"<<", b">>", b"/Type /Page", b"/Type /Pages", b"/Type /ObjStm", b"/N 2", b"/First 4",

@@ -287,9 +287,9 @@ def test_a_long_line_in_many_pieces_takes_no_longer_than_its_length(tmp_path: Pa
     monkeypatch.setattr(tables, "PIECE", 7)
     path = tmp_path / "long.txt"
     path.write_bytes("é".encode() * 40_000 + b"\r\n\r".replace(b"\r\n\r", b"\r\nnext\rlast"))
-    start = time.perf_counter()
+    start = time.process_time()
     assert [*tables.read_sentences(str(path))] == ["é" * 40_000, "next", "last"]
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_a_line_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch):
@@ -475,10 +475,10 @@ def changed_args(saved: dict, **changes: int) -> dict:
 def test_a_file_that_is_no_saved_run_is_refused_in_one_line(saved: Path, tmp_path: Path, change: Callable):
     content = load_tensors(saved / "best.pt", mmap=False)
     save_tensors(tmp_path / "odd.pt", change(content))
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(UserError, match=r"odd\.pt") as error:
         load_classifier(tmp_path / "odd.pt")
-    assert "\n" not in str(error.value) and time.perf_counter() - start < 5
+    assert "\n" not in str(error.value) and time.process_time() - start < 5
 
 
 def test_it_runs_in_one_process(saved: Path, monkeypatch: pytest.MonkeyPatch):
