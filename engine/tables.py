@@ -471,8 +471,10 @@ class TableWriter:
         cells = [_cell_of(value) for value in values]
         if self.ending == ".csv":
             csv.writer(self.file, lineterminator="\n").writerow(cells)
-        else:
+        elif self.ending == ".tsv":
             self.file.write("\t".join(re.sub(r"[\t\n]", " ", cell) for cell in cells) + "\n")
+        else:
+            raise ValueError(f"rows of a file {self.ending} are not written yet")
 
 
 def _cell_of(value: Any) -> str:

@@ -316,3 +316,21 @@ def test_a_column_that_no_input_has_is_refused(drive: Callable, classify_flags: 
         drive(*classify_flags("prompt"), "--label-column", "stars")
     with pytest.raises(UserError, match="--text-column is for files that end in"):
         drive("--option", "perplexity", "--input", "x.txt", "--text-column", "stars")
+
+
+def test_every_format_that_is_read_is_written(tmp_path: Path, ending: str):
+    """What a new entry of `FORMATS` lacks: nothing may be written in another format's way."""
+    rows = [{"text": "a, b", "label": "good"}, {"text": 'so "fine"', "label": "bad"}]
+    path = tmp_path / f"rows{ending}"
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        table = tables.TableWriter(file, str(path), [*rows[0]])
+        for row in rows:
+            table.write(row)
+    assert path.read_text() == write(tmp_path / f"expected{ending}", rows).read_text()
+    assert read_examples(path, NAMES) == [Example("a, b", 1), Example('so "fine"', 0)]
+
+
+def test_rows_of_a_format_without_a_writer_are_refused(tmp_path: Path):
+    with open(tmp_path / "rows", "w", encoding="utf-8") as file, pytest.raises(ValueError, match="not written yet"):
+        tables.TableWriter(file, "rows.psv", ["text"])
+    assert not (tmp_path / "rows").read_bytes()
