@@ -148,9 +148,7 @@ class Llama(LlamaPreTrainedModel):
             self.tok_embeddings.weight = self.output.weight
         self.init_weights()
 
-    def forward(
-        self, tokens: torch.Tensor, targets: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Next-token logits and hidden states, after the final norm.
 
         tokens: b s; -1 is padding of a vocabulary that has no piece for it. If `targets` is given (its values are not
