@@ -186,7 +186,7 @@ def load_pretrained(path: str | os.PathLike, *, attention: str | None = None, no
     """Load a Llama from a checkpoint `{'model': state_dict, 'model_args': {...}, ...}`, in float32 on the CPU.
 
     Names may be the assignment's or Meta's, also with the prefix `_orig_mod.` of `torch.compile`. attention, norm:
-    replace the checkpoint's own settings. `engine.weights.load_pretrained` also explains what is wrong with a file.
+    replace the checkpoint's own settings. `engine.weights.load_llama_model` also explains what is wrong with a file.
     """
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     changes = {name: value for name, value in (("attention", attention), ("norm", norm)) if value is not None}

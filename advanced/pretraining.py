@@ -31,7 +31,7 @@ from engine.text.runs import (
     training_batches,
 )
 from engine.training import evaluate
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 from llama import Llama
 from tokenizer import Tokenizer
 from utils import UserError, atomic_write, sha256_of
@@ -67,7 +67,7 @@ def make_model(args: Namespace, tokenizer: Tokenizer, sizes: Collection[str]) ->
         shape = {name: getattr(args, name) for name in sizes} | {"vocab_size": tokenizer.n_words}
         model = Llama(LlamaConfig(attention="causal", **shape))
     else:
-        model = load_pretrained(args.init, attention="causal")
+        model = load_llama_model(args.init, attention="causal")
     if tokenizer.n_words != model.config.vocab_size:
         pieces = f"{args.tokenizer} has {tokenizer.n_words} pieces"
         raise UserError(f"{pieces}, and {args.init} a vocabulary of {model.config.vocab_size}")

@@ -63,9 +63,9 @@ def fine_tune(contender: str, checkpoint: str, rows: int, length: int) -> None:
     import torch
 
     from benchmarks import peers
-    from engine.weights import load_pretrained
+    from engine.weights import load_llama_model
 
-    contenders = peers.Peers(load_pretrained(checkpoint))
+    contenders = peers.Peers(load_llama_model(checkpoint))
     make_optimizer = peers.our_optimizer
     if contender == "naive":
         model, make_optimizer = contenders.naive_classifier(), peers.naive_optimizer

@@ -8,7 +8,7 @@ from typing import Any
 
 from bert.config import BertConfig
 from bert.heads import BertForSequenceClassification
-from bert.load import SIZES, load_pretrained, load_tokenizer
+from bert.load import SIZES, load_bert, load_tokenizer
 from bert.model import Bert
 from bert.wordpiece import WordPiece
 from engine.data import Example
@@ -42,7 +42,7 @@ class BertFamily(ModelFamily):
     name = "bert"
 
     def load(self, plan: Plan) -> tuple[Bert, WordPiece]:
-        encoder, tokenizer = load_pretrained(plan.checkpoint.path), load_tokenizer(plan.checkpoint.path)
+        encoder, tokenizer = load_bert(plan.checkpoint.path), load_tokenizer(plan.checkpoint.path)
         tokenizer.max_len = plan.max_sentence_len
         return encoder, tokenizer
 

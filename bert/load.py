@@ -31,7 +31,7 @@ SIZES = ("vocab_size", "dim", "hidden_dim", "max_seq_len", "n_segments")  # each
 DECODER, TOKEN_EMBEDDINGS = "masked_lm.decoder.weight", "embeddings.tokens.weight"  # which the original ties
 
 
-def load_pretrained(path: str | os.PathLike) -> Bert:
+def load_bert(path: str | os.PathLike) -> Bert:
     """The encoder of a directory, in float32 on the CPU, in evaluation mode; weights of heads are passed over.
 
     A directory without weights of a pooler gives an encoder without one. Further training of a DistilBERT drops out the
@@ -48,7 +48,7 @@ def load_model(path: str | os.PathLike, make: Callable[[Bert], nn.Module] | None
     well; by default the one of `heads.py` that the directory says it holds. Weights of the head are taken where the
     directory has them; a part of which it has none stays as `make` drew it. In training a
     DistilBERT's head for tokens has the dropout `seq_classif_dropout` and that for answers none, as a BERT's; in
-    transformers they have `dropout` and `qa_dropout`. Raises `UserError` as `load_pretrained`, and where the weights of
+    transformers they have `dropout` and `qa_dropout`. Raises `UserError` as `load_bert`, and where the weights of
     a part are there, but not all of them, or do not fit.
     """
     layout, settings = read_config(path)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bert.heads import BertForMaskedLM, BertForPreTraining
-from bert.load import check_pairs, load_model, load_pretrained, load_tokenizer
+from bert.load import check_pairs, load_bert, load_model, load_tokenizer
 from bert.model import Bert
 from bert.wordpiece import Encoding, WordPiece
 from engine.storage import save_tensors
@@ -20,7 +20,7 @@ SHOWN_TOKENS = 40  # the rest is counted
 
 def encode(args: Namespace) -> None:
     """Show the tokens of a text, or of two segments, and write their hidden states to a file."""
-    encoder, tokenizer = load_pretrained(args.pretrained_model_path), load_tokenizer(args.pretrained_model_path)
+    encoder, tokenizer = load_bert(args.pretrained_model_path), load_tokenizer(args.pretrained_model_path)
     print(f"load model from {args.pretrained_model_path}")
     encoding = read(args, encoder, tokenizer)
     for id, segment in [*zip(encoding.ids, encoding.segment_ids, strict=True)][:SHOWN_TOKENS]:

@@ -37,7 +37,7 @@ from engine.storage import save_tensors  # noqa: E402
 from engine.tasks import EncodingRules, LlamaDataset, NextToken, next_token_losses  # noqa: E402
 from engine.text.runs import make_optimizer, train_tokenizer  # noqa: E402
 from engine.training import Trainer, evaluate  # noqa: E402
-from engine.weights import load_pretrained  # noqa: E402
+from engine.weights import load_llama_model  # noqa: E402
 from grading.editions import LABEL_NAMES as COURSE_LABEL_NAMES  # noqa: E402
 from llama import Llama  # noqa: E402
 from optimizer import AdamW  # noqa: E402
@@ -298,7 +298,7 @@ def main() -> None:
         {"model": model.state_dict(), "model_args": BUNDLED_SHAPE, "iter_num": TRAINING_STEPS, "val_loss": val_loss},
     )
     write_reference()
-    model = load_pretrained(CHECKPOINT)
+    model = load_llama_model(CHECKPOINT)
     figures = {
         "parameters": sum(p.numel() for p in model.parameters()),
         **size,

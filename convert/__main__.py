@@ -140,12 +140,12 @@ def _convert_language_model(args: argparse.Namespace) -> None:
     from engine.families import OtherVocabulary, read_tokenizer, require_vocabulary
 
     tokenizer = None if args.tokenizer is None else read_tokenizer(args.tokenizer)
-    source = llama2c if args.source else weights
+    load = llama2c.load_llama2c if args.source else weights.load_llama_model
     try:
         if args.base is not None:
-            model = hugging_face.load_pretrained(args.model, args.attention, args.base)
+            model = hugging_face.load_directory(args.model, args.attention, args.base)
         else:
-            model = source.load_pretrained(args.model, attention=args.attention)
+            model = load(args.model, attention=args.attention)
     except UserError as error:
         if args.source or Path(args.model).suffix != ".bin":
             raise

@@ -56,10 +56,10 @@ Built = tuple[dict[str, Any], Vocabulary | None, bool]
 KEEPS_WHOLE_PIECES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral")
 
 
-def load_pretrained(path: str | os.PathLike, attention: str | None = None, precision: str | None = None) -> Llama:
+def load_gguf(path: str | os.PathLike, attention: str | None = None, precision: str | None = None) -> Llama:
     """The Llama of a GGUF file, on the CPU; causal unless `attention` says otherwise.
 
-    precision: see `engine.weights.load_pretrained`. Its attribute `stop_ids` has the token that ends a text. Raises
+    precision: see `engine.weights.load_llama_model`. Its attribute `stop_ids` has the token that ends a text. Raises
     `UserError` if the file is damaged or describes another kind of model: every missing, unexpected or misshapen tensor
     is named.
     """
@@ -74,7 +74,7 @@ def read_tokenizer(path: str | os.PathLike, max_len: int | None = None) -> JsonT
 def load_both(
     path: str | os.PathLike, attention: str | None = None, max_len: int | None = None, precision: str | None = None
 ) -> tuple[Llama, JsonTokenizer]:
-    """`load_pretrained` and `read_tokenizer` of a file that is opened once."""
+    """`load_gguf` and `read_tokenizer` of a file that is opened once."""
     file = GGUFFile(path)
     tokenizer = _tokenizer_in(file, max_len)
     return _model_in(file, attention, precision), tokenizer

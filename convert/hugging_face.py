@@ -46,7 +46,7 @@ HARMLESS = {  # settings that would change what is computed, each with the value
 ANGLES_TABLE = re.compile(r"rotary_emb\.inv_freq$")  # older versions saved it beside the weights
 
 
-def load_pretrained(
+def load_directory(
     path: str | os.PathLike,
     attention: str | None = None,
     base: str | os.PathLike | None = None,
@@ -55,7 +55,7 @@ def load_pretrained(
     """The Llama of a directory, on the CPU; causal unless `attention` says otherwise.
 
     Of an adapter it is the base with the update merged. base: the base's directory; None: the one that it names.
-    precision: see `engine.weights.load_pretrained`.
+    precision: see `engine.weights.load_llama_model`.
     Its attribute `stop_ids` has the tokens that end a text; a model of a checkpoint has no such attribute.
     Raises `UserError` if a file is missing or damaged, or describes another kind of model: every missing, unexpected
     or misshapen key is named.

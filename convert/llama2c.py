@@ -76,7 +76,7 @@ class Llama2cHeader(NamedTuple):
     length: int  # bytes
 
 
-def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Llama:
+def load_llama2c(path: str | os.PathLike, attention: str | None = None) -> Llama:
     """The Llama of a `.bin` file, in float32 on the CPU; causal unless `attention` says otherwise.
 
     Raises `UserError` where the file is missing, of another size than its header says, or of 8-bit numbers.

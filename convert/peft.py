@@ -219,11 +219,11 @@ def _trained(path: str) -> tuple[nn.Module, Method, State]:
 def _move_to_base(model: nn.Module, lora: Method, factors: State, path: str, base: str) -> None:
     """Give the model the weights of the base, and the factors beside them. Raises `UserError` if these do not fit."""
     from engine.methods import pretrained_of
-    from engine.weights import load_pretrained, state_dict_errors
+    from engine.weights import load_llama_model, state_dict_errors
 
     pretrained = pretrained_of(model)
     own = {name: tensor.clone() for name, tensor in pretrained.state_dict().items()}
-    load = load_pretrained if hasattr(model, "llama") else import_part("bert.load", "a BERT").load_pretrained
+    load = load_llama_model if hasattr(model, "llama") else import_part("bert.load", "a BERT").load_bert
     weights = load(base).state_dict()
     if not (differing := state_dict_errors(weights, own)):
         pretrained.load_state_dict(weights)

@@ -24,7 +24,7 @@ from engine.methods import Method
 from engine.plan import Plan
 from engine.programs import import_part, is_gguf, require_folder, tokenizer_name
 from engine.tasks import EncodingRules, LlamaDataset, Sentences
-from engine.weights import load_pretrained, shape_errors, takes_mask
+from engine.weights import load_llama_model, shape_errors, takes_mask
 from llama import Attention, Llama
 from rope import apply_rotary_emb
 from tokenizer import Tokenizer
@@ -157,7 +157,7 @@ def load_llama(
 
     path: a checkpoint file, or a Hugging Face directory. tokenizer: its file; None: the checkpoint's own, see
     `finding.tokenizer_name`. attention, norm: replace the checkpoint's own settings. max_sentence_len: the most tokens
-    that the tokenizer keeps of a sentence. precision: see `weights.load_pretrained`.
+    that the tokenizer keeps of a sentence. precision: see `weights.load_llama_model`.
 
     A Hugging Face directory may have more embeddings than pieces (to round up the matrix): that is only a warning.
     """
@@ -167,7 +167,7 @@ def load_llama(
         llama, read = gguf_model.load_both(path, attention, max_sentence_len, precision)
     else:
         read = read_tokenizer(tokenizer or tokenizer_name(path), max_sentence_len)
-        llama = load_pretrained(path, attention, norm, precision)
+        llama = load_llama_model(path, attention, norm, precision)
     require_vocabulary(read, llama, path)
     if llama.config.rope_scaling is not None and "scaling" not in signature(apply_rotary_emb).parameters:
         raise UserError(f"{path} scales its positions: add the argument scaling=None to apply_rotary_emb in rope.py")

@@ -110,7 +110,7 @@ def load_classifier(
 ) -> tuple[nn.Module, SavedRun]:
     """Load a saved classifier (token ids b s -> log-probabilities b c; on the CPU, in evaluation mode) and its values.
 
-    kept_precision: from the precision of the run to that of `weights.load_pretrained`, for a large Llama.
+    kept_precision: from the precision of the run to that of `weights.load_llama_model`, for a large Llama.
 
     Raises `UserError` if the file is missing, damaged, or not a saved classifier.
     """

@@ -22,7 +22,7 @@ Model = TypeVar("Model", bound=nn.Module)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # 8-bit numbers need scales
 
 
-def load_pretrained(
+def load_llama_model(
     path: str | os.PathLike, attention: str | None = None, norm: str | None = None, precision: str | None = None
 ) -> Llama:
     """Load a Llama from a checkpoint `{'model': state_dict, 'model_args': {...}, ...}`, in float32 on the CPU.
@@ -42,9 +42,9 @@ def load_pretrained(
         raise UserError(f"{path} is a model with RMSNorm; the editions with LayerNorm are for checkpoints (.pt)")
     if os.path.isdir(path):
         hugging_face = import_part("convert.hugging_face", "a Hugging Face directory")
-        return hugging_face.load_pretrained(path, attention, precision=precision)
+        return hugging_face.load_directory(path, attention, precision=precision)
     if is_gguf(path):
-        return import_part("convert.gguf_model", "a GGUF file").load_pretrained(path, attention, precision)
+        return import_part("convert.gguf_model", "a GGUF file").load_gguf(path, attention, precision)
     checkpoint = load_tensors(path)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
         raise UserError(f"{path} is not a checkpoint: it has no state dict under the key 'model'")
@@ -152,7 +152,7 @@ def is_large(model: nn.Module) -> bool:
 def keeper(path: str | os.PathLike, numbers: int, precision: str | None = None) -> Keep | None:
     """The function by which the tensors of a large model are kept in memory; None for a model with fewer numbers.
 
-    precision: see `load_pretrained`. Raises `UserError` for a model that is larger than the free memory.
+    precision: see `load_llama_model`. Raises `UserError` for a model that is larger than the free memory.
     """
     if numbers < LARGE:
         return None

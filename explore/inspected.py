@@ -20,7 +20,7 @@ from engine.programs import is_gguf, tokenizer_name
 from engine.runs import SavedRun, load_classifier
 from engine.storage import load_tensors
 from engine.tasks import WithProbabilities, worst_errors
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 from explore.decision import Decision, decide, probabilities
 from explore.look import ForwardRecord, Lens, lenses, match_at_distance, read, read_both, rotated
 from llama import Llama
@@ -60,7 +60,7 @@ class InspectedModel:
         if found is None and tokenizer is not None:
             raise UserError(f"--tokenizer {tokenizer} does not exist")
         if found is None:
-            return cls(Path(path).name, load_pretrained(path, attention=attention), None)
+            return cls(Path(path).name, load_llama_model(path, attention=attention), None)
         return cls(Path(path).name, *load_llama(path, found, attention))
 
     @classmethod

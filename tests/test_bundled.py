@@ -20,7 +20,7 @@ import torch
 from config import LlamaConfig
 from engine.data import create_data
 from engine.storage import load_tensors
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 from tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,7 +77,7 @@ def test_model_args_say_what_the_model_is(tokenizer):
     assert checkpoint["model_args"]["attention"] == "causal"
     assert config.n_kv_heads < config.n_heads  # grouped-query attention
     assert config.vocab_size == tokenizer.n_words
-    model = load_pretrained(CHECKPOINT)
+    model = load_llama_model(CHECKPOINT)
     assert model.config.is_causal
     assert 500_000 <= sum(parameter.numel() for parameter in model.parameters()) <= 2_000_000
 
@@ -103,7 +103,7 @@ def test_every_label_name_is_one_token(name, tokenizer):
 def test_reference_tensors(attention):
     """Computed once by Hugging Face's Llama, an independent implementation."""
     reference = load_tensors(FOLDER / "minllama1M-reference.pt")
-    model = load_pretrained(CHECKPOINT, attention=attention)
+    model = load_llama_model(CHECKPOINT, attention=attention)
     with torch.inference_mode():
         logits, hidden_states = model(reference["tokens"])
     torch.testing.assert_close(logits, reference[attention]["logits"], atol=1e-4, rtol=0.0)

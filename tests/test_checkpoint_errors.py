@@ -16,7 +16,7 @@ import utils
 from engine import arguments as engine_files
 from engine import runs as saved_runs
 from engine import storage
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 from tokenizer import Tokenizer
 from utils import UserError
 
@@ -146,7 +146,7 @@ def test_nested_tensors_are_refused(tmp_path: Path) -> None:
     state = {**model.state_dict(), "norm.weight": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}
     torch.save({"model": state, "model_args": vars(model.config)}, tmp_path / "x.pt")
     with pytest.raises(UserError, match="norm.weight|cannot load"):
-        load_pretrained(tmp_path / "x.pt")
+        load_llama_model(tmp_path / "x.pt")
 
 
 def test_no_model_args(refused: Callable, tiny_tokenizer: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from conftest import random_llama
 
 from base_llama import sequence_lengths
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier, read_last
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 from tokenizer import Tokenizer
 
 PAD = 3
@@ -39,7 +39,7 @@ def test_read_last_takes_the_last_position_or_the_last_real_token():
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
 def test_zero_shot_scores_are_sums_of_log_probabilities(tiny_checkpoint: Path, tokenizer: Tokenizer, attention: str):
     model = LlamaZeroShotClassifier(settings(tiny_checkpoint, attention=attention), tokenizer, NAMES)
-    llama = load_pretrained(tiny_checkpoint, attention=attention)
+    llama = load_llama_model(tiny_checkpoint, attention=attention)
     scores = model(BATCH)
     for row, length in enumerate((5, 2, 3)):
         # causal: as if the row had been alone and unpadded; bidirectional: the whole padded row
@@ -59,7 +59,7 @@ def test_zero_shot_wants_a_name_for_every_label(tiny_checkpoint: Path, tokenizer
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
 def test_embedding_classifier_is_a_head_on_the_hidden_state(tiny_checkpoint: Path, attention: str):
     model = LlamaEmbeddingClassifier(settings(tiny_checkpoint, attention=attention)).eval()
-    llama = load_pretrained(tiny_checkpoint, attention=attention)
+    llama = load_llama_model(tiny_checkpoint, attention=attention)
     log_probs = model(BATCH)
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(3))
     for row, length in enumerate((5, 2, 3)):

@@ -56,7 +56,7 @@ def test_a_checkpoint_of_rms_norms_is_run_with_layer_norms_whose_biases_are_0(
     with monkeypatch.context() as patch, torch.no_grad():
         patch.setitem(llama.NORMS, "rms", lambda dim, eps: torch.nn.LayerNorm(dim, eps, bias=False))
         expected = llama.load_pretrained(tmp_path / "model.pt", attention=attention)(tokens)[1]
-    for load in (llama.load_pretrained, weights.load_pretrained):
+    for load in (llama.load_pretrained, weights.load_llama_model):
         model = load(tmp_path / "model.pt", attention=attention, norm="layer")
         with torch.no_grad():
             hidden = model(tokens)[1]
@@ -64,14 +64,14 @@ def test_a_checkpoint_of_rms_norms_is_run_with_layer_norms_whose_biases_are_0(
             assert torch.allclose(model(tokens[:, :5])[1], hidden[:, :5], atol=1e-5) == (attention == "causal")
         assert not any(tensor.any() for name, tensor in model.state_dict().items() if name.endswith("bias"))
     save_checkpoint(tmp_path / "own.pt", random_llama(norm="layer"))  # with biases of its own
-    assert weights.load_pretrained(tmp_path / "own.pt").config.norm == "layer"
+    assert weights.load_llama_model(tmp_path / "own.pt").config.norm == "layer"
     with pytest.raises(UserError, match="unexpected layers.0.attention_norm.bias"):
-        weights.load_pretrained(tmp_path / "own.pt", norm="rms")
+        weights.load_llama_model(tmp_path / "own.pt", norm="rms")
 
 
 def test_directories_have_rms_norms(tmp_path: Path):
     with pytest.raises(UserError, match="is a model with RMSNorm"):
-        weights.load_pretrained(tmp_path, norm="layer")
+        weights.load_llama_model(tmp_path, norm="layer")
 
 
 PROBABILITIES = torch.tensor([0.5, 0.3, 0.12, 0.045, 0.035])  # .05 is between two of them, .95 within the fourth

@@ -41,7 +41,7 @@ from config import LlamaConfig
 from engine import runs
 from engine.context import KVCache
 from engine.decoding import Decoder, continue_texts, logits_after
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 from fast import accelerate, compiled, decoder
 from fast.apply import BY_PRODUCTS, Purpose, choose_attention
 from fast.attention import (
@@ -1082,12 +1082,12 @@ def test_texts_that_outgrow_the_model(numba, attention: str):
 @pytest.mark.parametrize("name", ["minllama1M.pt", "stories260K.pt"])
 def test_trained_models_tell_the_same_stories(numba, request: pytest.FixtureRequest, name: str):
     path = BUNDLED if name == BUNDLED.name else asset(request.getfixturevalue("assets"), name)
-    plain = load_pretrained(path, attention="causal")
+    plain = load_llama_model(path, attention="causal")
     prompts = random_prompts(4, 3, plain.config.vocab_size)
     prompts[:, 0] = 1
     for precision in ("fp32", "int8", *["int4"] * (name == BUNDLED.name)):  # the other's rows are no whole groups
         check_texts(plain, prompts, 60, precision)
-    check_texts(load_pretrained(path, attention="bidirectional"), prompts[:2], 12)
+    check_texts(load_llama_model(path, attention="bidirectional"), prompts[:2], 12)
 
 
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
@@ -1222,8 +1222,9 @@ def test_threads_are_those_of_pytorch_unless_fewer_are_faster(numba):
 def test_the_first_text_leaves_pytorch_its_number_of_threads(numba, tiny_checkpoint: Path):
     """numba starts its threads once in a process, and sets OpenMP's number then."""
     code = (
-        "import torch; torch.set_num_threads(1); from fast import decoder; from engine.weights import load_pretrained; "
-        f"ours = decoder(load_pretrained({str(tiny_checkpoint)!r}, attention='causal')); "
+        "import torch; torch.set_num_threads(1); "
+        "from fast import decoder; from engine.weights import load_llama_model; "
+        f"ours = decoder(load_llama_model({str(tiny_checkpoint)!r}, attention='causal')); "
         "ours.generate(torch.tensor([[1, 5]]), 3, temperature=0.0); import numba; "
         "assert ours.choice.kernel == 'numba'; print(torch.get_num_threads(), numba.get_num_threads())"
     )
@@ -1441,7 +1442,7 @@ def test_finetune_in_bf16_learns_and_saves_float32(
     flags = [*classify_flags("finetune"), "--precision", "bf16", "--epochs", 2, "--lr", "1e-3"]
     assert "test acc :: " in drive(*flags)
     saved = torch.load(tmp_path / "finetune-2-0.001.pt", weights_only=True)["model"]
-    for name, weight in load_pretrained(tiny_checkpoint).state_dict().items():
+    for name, weight in load_llama_model(tiny_checkpoint).state_dict().items():
         assert saved[f"llama.{name}"].dtype == torch.float32 and not torch.equal(saved[f"llama.{name}"], weight)
 
 

@@ -24,7 +24,7 @@ from engine.data import create_data, read_label_names
 from engine.methods import EpochResult
 from engine.runs import load_classifier, record_of
 from engine.storage import save_tensors
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 from optimizer import AdamW
 from tokenizer import Tokenizer
 from utils import UserError, prompt_suffix
@@ -232,7 +232,7 @@ def checkpoint_bytes(tiny_checkpoint: Path) -> dict[str, bytes]:
 
 def load_whole(path: Path) -> None:
     """Asserts that a Llama that loads has the shapes that its config says, and runs."""
-    model = load_pretrained(path)
+    model = load_llama_model(path)
     config = model.config
     state = model.state_dict()
     assert state["tok_embeddings.weight"].shape == (config.vocab_size, config.dim)
@@ -332,7 +332,7 @@ WRITERS = {
     "legacy": lambda content, path: torch.save(content, path, _use_new_zipfile_serialization=False),
 }
 READERS = {
-    "load_pretrained": load_pretrained,
+    "load_llama_model": load_llama_model,
     "load_classifier": load_classifier,
     "load_resume_point": lambda path: resume(path, *classifier_and_optimizer()),
     "the owner of a model file": identity_of,

@@ -17,7 +17,7 @@ from error_helpers import TEXT_FLAGS
 
 from engine import inference, tables
 from engine.inference import batches_of_one_length, up_to_stop
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 from tokenizer import Tokenizer
 from utils import UserError, prompt_suffix
 
@@ -34,7 +34,7 @@ def one_by_one(checkpoint: Path, prompt: str, attention: str, tokens: int) -> st
     """The text at temperature 0, without driver, batch or kernels."""
     tokenizer = Tokenizer(None, str(checkpoint.with_suffix(".model")))
     idx = torch.tensor([tokenizer.encode(prompt, bos=True, eos=False)])
-    llama = load_pretrained(checkpoint, attention=attention)
+    llama = load_llama_model(checkpoint, attention=attention)
     return tokenizer.decode(llama.generate(idx, tokens, temperature=0.0)[0].tolist())
 
 

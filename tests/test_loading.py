@@ -19,14 +19,14 @@ from convert import __main__ as convert_program
 from convert import names
 from engine import weights
 from engine.arguments import find_llama
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 from explore import __main__ as explore_program
 from llama import Llama
 from llama import load_pretrained as load_plainly
 from utils import UserError
 
 # that of the driver, which says what is wrong with a file, and the short one of llama.py
-of_both_loaders = pytest.mark.parametrize("load", [load_pretrained, load_plainly], ids=["engine", "llama.py"])
+of_both_loaders = pytest.mark.parametrize("load", [load_llama_model, load_plainly], ids=["engine", "llama.py"])
 TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33]])
 ORIGINAL = {"compute_query": "wq", "compute_key": "wk", "compute_value": "wv", "compute_output": "wo"}
 
@@ -130,7 +130,7 @@ def test_every_misfit_is_named(tmp_path: Path):
     state["norm.weight"] = torch.ones(31)
     state["layers.0.ffn_norm.weight"] = "ones"
     with pytest.raises(UserError) as caught:
-        load_pretrained(write(tmp_path / "misfit.pt", state))
+        load_llama_model(write(tmp_path / "misfit.pt", state))
     for part in (
         "missing layers.1.feed_forward.w2.weight",
         "unexpected layers.0.attention.bias",
@@ -156,7 +156,7 @@ def test_a_blueprint_is_the_model_without_its_numbers():
 def test_a_config_that_asks_for_more_than_the_file_can_hold_is_refused_at_once(tmp_path: Path, name: str):
     config = {**vars(random_llama().config), "n_heads": 1, "n_kv_heads": 1, name: 2**31 - 2}
     with pytest.raises(UserError, match=f"{name}=2147483646, but"):
-        load_pretrained(write(tmp_path / "x.pt", random_llama().state_dict(), **config))
+        load_llama_model(write(tmp_path / "x.pt", random_llama().state_dict(), **config))
 
 
 def test_loading_sets_no_global_flag_and_chooses_no_device(tiny_checkpoint: Path):
@@ -165,14 +165,14 @@ def test_loading_sets_no_global_flag_and_chooses_no_device(tiny_checkpoint: Path
         return *tf32, torch.get_default_dtype(), torch.is_grad_enabled()
 
     before = flags()
-    model = load_pretrained(tiny_checkpoint)
+    model = load_llama_model(tiny_checkpoint)
     assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
     assert not model.training and flags() == before
 
 
 def test_the_weights_do_not_depend_on_the_file_after_loading(tmp_path: Path):
     path = save_checkpoint(tmp_path / "mapped.pt", random_llama())
-    model = load_pretrained(path)
+    model = load_llama_model(path)
     path.write_bytes(b"\0" * path.stat().st_size)
     assert_same_model(model, random_llama())
 
@@ -188,23 +188,23 @@ def test_what_a_fine_tuning_saves_is_called_by_its_name(tmp_path: Path, more: di
     path = save_checkpoint(tmp_path / "x.pt", random_llama())
     torch.save({**torch.load(path), **more}, path)
     with pytest.raises(UserError, match=words):
-        load_pretrained(path)
+        load_llama_model(path)
 
 
 @pytest.mark.parametrize("name", ["optimizer", "history"])
 def test_a_checkpoint_may_hold_more(tmp_path: Path, name: str):
     path = save_checkpoint(tmp_path / "x.pt", random_llama())
     torch.save({**torch.load(path), name: {}}, path)
-    assert load_pretrained(path).config.dim == random_llama().config.dim
+    assert load_llama_model(path).config.dim == random_llama().config.dim
 
 
 # ------------------------------------------------------------------------------------------- the name of a hub
 
 WITH_A_DIRECTORY = {
     "bert.run": lambda name: directory_of(name, "--pretrained-model-path"),
-    "bert.load": bert_load.load_pretrained,
+    "bert.load": bert_load.load_bert,
     "run_llama.py": lambda name: find_llama(Namespace(pretrained_model_path=name, tokenizer=None)),
-    "load_pretrained": weights.load_pretrained,
+    "load_llama_model": weights.load_llama_model,
     "convert": lambda name: convert_program.get_args(["--to", "gguf", name, "new.gguf"]),
     "explore": lambda name: explore_program.check_args(explore_program.get_args([name, "--out", "page.html"])),
     "advanced.experiments": lambda name: model_of(name, None, {}),

@@ -21,7 +21,7 @@ from classifier import LlamaZeroShotClassifier
 from engine.data import create_data
 from engine.tasks import EncodingRules, LlamaDataset, NextToken, TextWindows
 from engine.training import evaluate
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 from grading import published
 from grading.published import PublishedLabels
 from llama import Llama
@@ -46,7 +46,7 @@ def tokenizer(assets: Path) -> Tokenizer:
 @pytest.fixture(scope="module", params=ATTENTION)
 def stories(request: pytest.FixtureRequest, assets: Path, reference: dict) -> tuple[Llama, dict]:
     """stories260K.pt under one attention semantics, and the reference values of that semantics."""
-    return load_pretrained(asset(assets, "stories260K.pt"), attention=request.param), reference[request.param]
+    return load_llama_model(asset(assets, "stories260K.pt"), attention=request.param), reference[request.param]
 
 
 def test_greedy_ids_and_texts(stories: tuple[Llama, dict], tokenizer: Tokenizer):
@@ -81,7 +81,7 @@ def test_perplexity_in_causal_mode(assets: Path, reference: dict, tokenizer: Tok
     text = asset(assets, "tinystories-sample.txt").read_text(encoding="utf-8")
     ids = tokenizer.encode(text, bos=False, eos=False)
     assert len(ids) == expected["tokens_in_file"]
-    model = load_pretrained(asset(assets, "stories260K.pt"), attention="causal")
+    model = load_llama_model(asset(assets, "stories260K.pt"), attention="causal")
     windows = TextWindows(ids[: expected["windows"] * 256], tokenizer.bos_id, 256)
     result = evaluate(model, windows.loader(20), task=NextToken(), progress=False)
     assert result.tokens == 100 * 256
@@ -98,7 +98,7 @@ def test_zero_shot_scores(assets: Path, reference: dict, tokenizer: Tokenizer, n
     rules = EncodingRules(f"Is this movie {choices}? This movie is ")
     examples = create_data(asset(assets, f"data/{name}.txt"), len(label_names))[: expected["first"]]
     dataset = LlamaDataset(examples, tokenizer, rules)
-    llama = load_pretrained(asset(assets, "stories260K.pt"))
+    llama = load_llama_model(asset(assets, "stories260K.pt"))
     model = LlamaZeroShotClassifier(SimpleNamespace(num_labels=len(label_names)), tokenizer, label_names, llama=llama)
     assert model.label_name_ids == expected["label_ids"]
     with torch.inference_mode():

@@ -97,7 +97,7 @@ FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arr
     "--skip_empty": (
         "prompt", [], lambda seen: {each.skip_empty for each in seen["read_examples.columns"]}, {True},
     ),
-    "--pretrained-model-path": ("generate", ["data/other.pt"], name_of("load_pretrained.path"), "other.pt"),
+    "--pretrained-model-path": ("generate", ["data/other.pt"], name_of("load_llama_model.path"), "other.pt"),
     "--tokenizer": ("generate", ["data/other.model"], name_of("Tokenizer.tokenizer_model"), "other.model"),
     "--attention": ("prompt", ["causal"], lambda seen: seen["accelerate.model"][0].llama.config.attention, "causal"),
     "--edition": ("generate", ["cmu2026"], "Sampling.top_p", [0.95, 0.95]),
@@ -204,7 +204,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     for owner, name in (
         (data, "create_data"), (training.Trainer, "fit"), (runs, "fine_tune"), (tasks.LlamaDataset, "loader"),
-        (weights, "load_pretrained"),
+        (weights, "load_llama_model"),
         (tables, "read_examples"), (tables, "read_sentences"), (tables, "read_rows"), (runs, "load_classifier"),
         (utils, "seed_everything"),
         (optimizer.AdamW, "__init__"), (tokenizer.Tokenizer, "__init__"),
@@ -295,7 +295,7 @@ def test_generate_continues_the_sentence_and_writes_two_files(drive: Callable, t
     out = drive("--option", "generate", "--pretrained-model-path", tiny_checkpoint, "--max_new_tokens", 20)
     its = tokenizer.Tokenizer(tokenizer_model=tiny_checkpoint.with_suffix(".model"))
     ids = torch.tensor([its.encode(PREFIX, bos=True, eos=False)])
-    greedy = its.decode(weights.load_pretrained(tiny_checkpoint).generate(ids, 20, temperature=0.0)[0].tolist())
+    greedy = its.decode(weights.load_llama_model(tiny_checkpoint).generate(ids, 20, temperature=0.0)[0].tolist())
     texts = {path.name: path.read_bytes().decode() for path in tmp_path.iterdir()}
     assert set(texts) == {"generated-sentence-temp-0.txt", "generated-sentence-temp-1.txt"}
     assert texts["generated-sentence-temp-0.txt"] == greedy

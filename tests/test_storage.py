@@ -19,7 +19,7 @@ from conftest import ROOT, random_llama
 
 import utils
 from engine.storage import NameLock, load_tensors, save_tensors
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 from grading import programs
 from utils import UserError, atomic_write, host_name
 
@@ -146,7 +146,7 @@ def test_values_of_any_size_are_quoted_briefly(tmp_path: Path, value: object, fi
     torch.save({"model": model.state_dict(), "model_args": arguments}, tmp_path / "x.pt")
     start = time.process_time()
     with pytest.raises(UserError) as caught:
-        load_pretrained(tmp_path / "x.pt")
+        load_llama_model(tmp_path / "x.pt")
     assert len(str(caught.value)) < 500 and time.process_time() - start < 2.0
 
 

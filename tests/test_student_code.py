@@ -17,7 +17,7 @@ from error_helpers import TEXT_FLAGS, check_one_error, stderr_lines
 
 from engine.families import NO_MASK
 from engine.inference import OTHER_CHOICES, OWN_GENERATE
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 from llama import Llama
 from tokenizer import Tokenizer
 
@@ -82,7 +82,7 @@ def second(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
 def slowly(attention: str, prompt: str, rank: int, new: int = 12) -> str:
     """The text of always the same rank among the next tokens, everything computed anew."""
     model, tokenizer = (
-        load_pretrained(BUNDLED, attention=attention),
+        load_llama_model(BUNDLED, attention=attention),
         Tokenizer(None, str(BUNDLED.with_suffix(".model"))),
     )
     ids = tokenizer.encode(prompt, bos=True, eos=False)
@@ -218,7 +218,7 @@ def test_a_model_with_a_generate_of_its_own_class_is_asked():
         def generate(self, idx: torch.Tensor, *settings: object) -> torch.Tensor:
             return idx
 
-    model = load_pretrained(BUNDLED)
+    model = load_llama_model(BUNDLED)
     assert why_own_generate(model) is None
     model.__class__ = Other
     assert why_own_generate(model) == "it has a generate of its own"

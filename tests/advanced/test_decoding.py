@@ -18,7 +18,7 @@ from engine.arguments import check_args
 from engine.decoding import Decoder, continue_texts, penalize_repeats
 from engine.flags import get_args
 from engine.programs import NeedsCausal
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 from llama import Llama
 from tokenizer import Tokenizer
 from utils import UserError
@@ -336,7 +336,7 @@ def files_of(folder: Path) -> tuple[str, str]:
 def test_flags_make_the_text_at_temperature_0(drive: Callable, tiny_checkpoint: Path, tmp_path: Path):
     flags = ["--pretrained-model-path", tiny_checkpoint, "--attention", "causal", "--max_new_tokens", 20]
     flags += ["--prompt", "A film", *TEXT_FLAGS]
-    model = load_pretrained(tiny_checkpoint, attention="causal")
+    model = load_llama_model(tiny_checkpoint, attention="causal")
     its = Tokenizer(tokenizer_model=tiny_checkpoint.with_suffix(".model"))
     idx = torch.tensor([its.encode("A film", bos=True, eos=False)])
     drive(*flags)
@@ -397,7 +397,7 @@ def test_without_the_folder_a_search_is_an_error(
 
 
 def test_a_trained_model_repeats_itself_less(assets: Path):
-    model = load_pretrained(asset(assets, "stories260K.pt"), attention="causal")
+    model = load_llama_model(asset(assets, "stories260K.pt"), attention="causal")
     its = Tokenizer(tokenizer_model=asset(assets, "tok512.model"))
     idx = torch.tensor([its.encode("Once upon a time", bos=True, eos=False)])
     greedy = model.generate(idx, 100, 0.0)[0].tolist()

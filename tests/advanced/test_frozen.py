@@ -31,7 +31,7 @@ from engine import runs
 from engine.context import AttentionContext, ContextAttention, KVCache, embed, hidden_states, sharing
 from engine.decoding import Decoder
 from engine.methods import Method, prepare
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 from fast import accelerate, decoder
 from fast.attention import FusedContextAttention
 from fast.last_position import hidden_state_at
@@ -447,7 +447,7 @@ def test_a_tied_matrix_counts_once():
 
 @pytest.mark.parametrize("name", ["adapter", "prefix", "bitfit", "prompt-tuning"])
 def test_the_real_checkpoint_learns_three_sentences(name: str, assets: Path):
-    llama = load_pretrained(asset(assets, "stories260K.pt"))
+    llama = load_llama_model(asset(assets, "stories260K.pt"))
     tokenizer = Tokenizer(tokenizer_model=asset(assets, "tok512.model"))
     model = LlamaEmbeddingClassifier(Settings, llama=llama)
     texts = [tokenizer.encode(text, bos=True, eos=False) for text in ("good dog", "bad cat", "a very bad day")]

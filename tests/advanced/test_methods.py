@@ -33,7 +33,7 @@ from engine.methods import Method, Step, prepare
 from engine.processes import LocalBatch
 from engine.storage import load_tensors
 from engine.tasks import CLASSIFICATION
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 from optimizer import AdamW
 from tokenizer import Tokenizer
 from utils import UserError
@@ -392,7 +392,7 @@ def test_a_run_with_methods_saves_one_plain_model_that_predicts_as_it_was_judged
     # in bf16 a layer that has an update reads float32, and the one that it is merged into does not: one of ten may turn
     assert abs(float(final) - float(best)) <= (0.0 if precision == "fp32" else 0.1001)
     saved = load_tensors(path)
-    plain = load_pretrained(tiny_checkpoint).state_dict()
+    plain = load_llama_model(tiny_checkpoint).state_dict()
     assert saved["model"].keys() - {"classifier_head.weight", "classifier_head.bias"} == {f"llama.{n}" for n in plain}
     assert saved["methods"] == {}
     drive(*flags, "--method-args", f"{names.split(',')[0]}.{'rank=2' if 'lora' in names else 'decay=0.5'}")
@@ -441,7 +441,7 @@ def test_what_cannot_be_merged_is_saved_beside_the_plain_model(
     written = (tmp_path / "films-dev-advanced-output.txt").read_text().splitlines()
     assert predicted == [int(line[0]) for line in written] and len(set(predicted)) == 2
     with pytest.raises(UserError, match=r"adapted\.pt is a fine-tuned classifier with adapter, not a pretrained"):
-        load_pretrained(tmp_path / "adapted.pt")
+        load_llama_model(tmp_path / "adapted.pt")
     monkeypatch.delitem(METHODS, "adapter")
     with pytest.raises(UserError, match=r"adapted\.pt: there is no method 'adapter' here"):
         saved_runs.load_classifier(tmp_path / "adapted.pt")

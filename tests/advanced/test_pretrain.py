@@ -35,7 +35,7 @@ from engine.text.runs import (
     train_tokenizer,
 )
 from engine.training import Diverged
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 from optimizer import AdamW
 from tokenizer import Tokenizer
 from utils import UserError, sha256_of
@@ -158,7 +158,7 @@ def test_a_model_is_trained_from_scratch_and_every_command_loads_it(tmp_path: Pa
     args = arguments("--text", text, "--out", tmp_path / "new.pt", *SHAPE, *PACE, "--lr", 0.01, "--epochs", 40)
     rows = rows_of(args)
     assert rows[-1]["train"] < 0.5 * rows[0]["train"] and not args.out.with_suffix(".resume").exists()
-    llama, tokenizer = load_pretrained(args.out), Tokenizer(tokenizer_model=args.out.with_suffix(".model"))
+    llama, tokenizer = load_llama_model(args.out), Tokenizer(tokenizer_model=args.out.with_suffix(".model"))
     assert llama.config.is_causal and llama.config.n_kv_heads == 2 and llama.config.vocab_size == tokenizer.n_words
     best = min(row["held_out"] for row in rows)
     assert loss_of(llama, held_out_ids(args, tokenizer), 16) == pytest.approx(best, abs=1e-5)
@@ -193,7 +193,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path, te
     rows = rows_of(args_for("other", "--resume"))
     figures = [[(row["step"], row["train"], row["held_out"]) for row in each] for each in (undisturbed, rows)]
     assert figures[0] == figures[1] and len(rows) > 3
-    one, other = (load_pretrained(tmp_path / f"{name}.pt").state_dict() for name in ("one", "other"))
+    one, other = (load_llama_model(tmp_path / f"{name}.pt").state_dict() for name in ("one", "other"))
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -299,11 +299,11 @@ def test_going_on_from_a_checkpoint_begins_with_what_that_predicts(tmp_path: Pat
     args = arguments(*flags, "--lr", 0.003)
     rows = rows_of(args)
     tokenizer = Tokenizer(tokenizer_model=tiny_checkpoint.with_suffix(".model"))
-    before = load_pretrained(tiny_checkpoint, attention="causal")
+    before = load_llama_model(tiny_checkpoint, attention="causal")
     ids = held_out_ids(args, tokenizer)
     assert rows[0]["step"] == 0 and rows[0]["held_out"] == pytest.approx(loss_of(before, ids, 16), abs=1e-5)
     assert rows[-1]["held_out"] < rows[0]["held_out"] - 0.3
-    after = load_pretrained(args.out)
+    after = load_llama_model(args.out)
     assert after.config.is_causal and after.config.dim == before.config.dim
     assert args.out.with_suffix(".model").read_bytes() == tiny_checkpoint.with_suffix(".model").read_bytes()
 
@@ -315,7 +315,7 @@ def test_the_figures_are_written_without_text_or_folders(
     run_main(monkeypatch, *flags)
     written = (tmp_path / "new.json").read_text(encoding="utf-8")
     figures = json.loads(written)
-    config = load_pretrained(tmp_path / "new.pt").config
+    config = load_llama_model(tmp_path / "new.pt").config
     assert {name: figures["settings"][name] for name in SIZES} == {name: getattr(config, name) for name in SIZES}
     assert str(tmp_path) not in written and figures["settings"]["text"] == ["text.txt"]
     printed = capsys.readouterr().out

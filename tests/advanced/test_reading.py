@@ -21,7 +21,7 @@ from classifier import LlamaEmbeddingClassifier, read_last
 from engine import families, runs
 from engine.data import Example
 from engine.methods import Method, prepare
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 from fast import accelerate
 from fast.attention import FusedAttention
 from llama import Llama
@@ -134,7 +134,7 @@ def test_the_driver_hides_padding_from_a_zero_shot_classifier(
 
 
 def test_the_real_checkpoint_gives_a_row_the_same_in_any_batch(assets: Path):
-    llama = load_pretrained(asset(assets, "stories260K.pt"))
+    llama = load_llama_model(asset(assets, "stories260K.pt"))
     tokenizer = Tokenizer(tokenizer_model=asset(assets, "tok512.model"))
     texts = [tokenizer.encode(sentence, bos=True, eos=False) for sentence in SENTENCES[:4]]
     longest = max(map(len, texts))

@@ -24,7 +24,7 @@ from engine.checkpointer import best_of
 from engine.methods import EpochResult
 from engine.reports import print_epoch_table
 from engine.storage import load_tensors
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 
 
 def swept(scores: list[float], model: nn.Module | None = None) -> tuple[WiSEFT, nn.Module, list[dict], bool]:
@@ -212,8 +212,8 @@ def test_what_is_judged_after_the_last_epoch_is_no_epoch_in_the_table(capsys: py
 def test_a_real_checkpoint_keeps_what_it_knew_at_alpha_zero(assets: Path):
     path = asset(assets, "stories260K.pt")
     torch.manual_seed(0)
-    model = LlamaEmbeddingClassifier(Settings, llama=load_pretrained(path))
-    wanted = load_pretrained(path)(TOKENS)[0]
+    model = LlamaEmbeddingClassifier(Settings, llama=load_llama_model(path))
+    wanted = load_llama_model(path)(TOKENS)[0]
     seen: list[torch.Tensor] = []
     method = WiSEFT(points=2)
     prepared(model, method)

@@ -23,7 +23,7 @@ from engine import families, runs
 from engine.data import Example
 from engine.plan import ComputeSettings
 from engine.programs import NeedsCausal
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 from llama import Llama
 from tokenizer import Tokenizer
 from utils import UserError, prompt_suffix
@@ -376,7 +376,7 @@ def test_the_driver_predicts_with_each(
     assert re.search(r"^dev acc :: 0\.\d{3}$", out, re.MULTILINE) and "unlabelled" not in out
     lines = (tmp_path / "films-dev-advanced-output.txt").read_text().splitlines()
     sentences = [line.split(" ||| ")[1] for line in lines]
-    llama = load_pretrained(tiny_checkpoint, attention="causal")
+    llama = load_llama_model(tiny_checkpoint, attention="causal")
     model = head(name, llama, tokenizer, ["bad", "good"])
     if model.prompt_suffix:
         assert all(sentence.endswith(f" {model.prompt_suffix}") for sentence in sentences)
@@ -410,7 +410,7 @@ def test_two_processes_that_share_the_model_predict_as_one(tmp_path: Path, class
 
 def test_the_real_checkpoint_and_its_words_of_many_tokens(assets: Path):
     tokenizer = Tokenizer(tokenizer_model=asset(assets, "tok512.model"))
-    llama = load_pretrained(asset(assets, "stories260K.pt"), attention="causal")
+    llama = load_llama_model(asset(assets, "stories260K.pt"), attention="causal")
     names = ["awful", "bad", "average", "good", "excellent"]
     texts = ["A little girl was very happy.", "The dog was sad and it was a bad day for him."]
     for name in ("direct", "channel"):

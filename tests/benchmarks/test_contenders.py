@@ -43,7 +43,7 @@ from convert.vocabulary import BYTE, CONTROL, NORMAL, SPACE_PIECE, UNKNOWN
 from engine.data import create_data
 from engine.flags import PREFIX
 from engine.tasks import EncodingRules
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 from fast.attention import FusedAttention
 from llama import Attention, Llama
 from optimizer import AdamW
@@ -238,7 +238,7 @@ def test_hf_finds_the_likeliest_labels_that_ours_does(
     names = ["bad", "mix", "fun"]  # so short that no sum over pieces is always the least
     monkeypatch.setattr(large, "read_label_names", lambda path: names)
     ours = LlamaZeroShotClassifier(
-        SimpleNamespace(num_labels=len(names)), tokenizer, names, llama=load_pretrained(folder)
+        SimpleNamespace(num_labels=len(names)), tokenizer, names, llama=load_llama_model(folder)
     )
     for model in (theirs, ours.llama):
         for parameter in model.parameters():

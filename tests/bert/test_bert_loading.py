@@ -28,7 +28,7 @@ from small import (  # noqa: E402
 
 from bert import heads  # noqa: E402
 from bert.config import BertConfig  # noqa: E402
-from bert.load import load_model, load_pretrained, load_tokenizer  # noqa: E402
+from bert.load import load_bert, load_model, load_tokenizer  # noqa: E402
 from bert.model import Bert  # noqa: E402
 from bert.names import BERT, DISTILBERT  # noqa: E402
 from bert.save import save_pretrained  # noqa: E402
@@ -69,7 +69,7 @@ def assert_same(one: Bert, other: Bert) -> None:
 @pytest.mark.parametrize("is_old", [False, True])
 @pytest.mark.parametrize("format", ["safetensors", "zip", "pickle"])
 def test_every_way_of_naming_and_storing_loads(folder: Path, prefix: str, is_old: bool, format: str):
-    expected, tensors = load_pretrained(folder), tensors_of(folder)
+    expected, tensors = load_bert(folder), tensors_of(folder)
     if is_old:
         old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
         for new, name in old.items():
@@ -81,15 +81,15 @@ def test_every_way_of_naming_and_storing_loads(folder: Path, prefix: str, is_old
     else:
         (folder / "model.safetensors").unlink()
         torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=format == "zip")
-    model = load_pretrained(folder)
+    model = load_bert(folder)
     assert_same(model, expected)
     assert not model.training and model.embeddings.norm.weight.requires_grad
 
 
 def test_safetensors_come_first_and_weights_outlive_their_file(folder: Path):
-    expected = load_pretrained(folder)
+    expected = load_bert(folder)
     torch.save({}, folder / "pytorch_model.bin")
-    loaded = load_pretrained(folder)
+    loaded = load_bert(folder)
     (folder / "model.safetensors").write_bytes(b"\0" * 100)
     assert_same(loaded, expected)
 
@@ -97,7 +97,7 @@ def test_safetensors_come_first_and_weights_outlive_their_file(folder: Path):
 def test_half_precision_weights_become_single_and_nothing_random_is_drawn(folder: Path):
     save_file({name: tensor.half() for name, tensor in tensors_of(folder).items()}, folder / "model.safetensors")
     before = torch.get_rng_state()
-    model = load_pretrained(folder)
+    model = load_bert(folder)
     assert torch.equal(before, torch.get_rng_state())
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
@@ -108,7 +108,7 @@ def test_the_encoder_of_a_directory_with_a_head(tmp_path: Path, kind: str, famil
     if (family, kind) == ("DistilBert", "ForPreTraining"):
         pytest.skip("transformers has none")
     hf = hf_model(f"{family}{kind}")
-    hidden, pooled = load_pretrained(hf_directory(tmp_path, hf))(IDS, None, MASK)
+    hidden, pooled = load_bert(hf_directory(tmp_path, hf))(IDS, None, MASK)
     theirs = hf.base_model(IDS, attention_mask=MASK)
     torch.testing.assert_close(hidden, theirs.last_hidden_state, atol=1e-4, rtol=0)
     has_pooler = family == "Bert" and kind in ("ForPreTraining", "ForSequenceClassification")
@@ -126,7 +126,7 @@ def test_settings_that_a_config_leaves_out_are_those_of_transformers(folder: Pat
     assert BERT.config({"pad_token_id": None}, has_pooler=True).pad_id == 0
     assert BERT.config({"classifier_dropout": None, "hidden_dropout_prob": 0.3}, has_pooler=True).head_dropout == 0.3
     rewrite_config(folder, model_type=None)  # as the oldest files
-    load_pretrained(folder)
+    load_bert(folder)
 
 
 # ------------------------------------------------------------------------------------------------ what is refused
@@ -139,7 +139,7 @@ def test_every_misfit_is_named_in_a_message_of_bounded_length(folder: Path):
         tensors["encoder.layer.0.adapter.weight"] = torch.zeros(3)
         tensors["encoder.layer.7.output.dense.bias"] = torch.zeros(32)
         tensors["embeddings.LayerNorm.weight"] = torch.ones(32, dtype=torch.int64)
-    message = refused("", load_pretrained, folder)
+    message = refused("", load_bert, folder)
     for part in (
         "model.safetensors does not fit its config.json",
         "missing encoder.layer.1.output.dense.weight",
@@ -150,7 +150,7 @@ def test_every_misfit_is_named_in_a_message_of_bounded_length(folder: Path):
     ):
         assert part in message
     save_file({f"{'x' * 500}.{n}": torch.zeros(1) for n in range(300)}, folder / "model.safetensors")
-    assert len(refused("", load_pretrained, folder)) < MAX_MESSAGE * 2
+    assert len(refused("", load_bert, folder)) < MAX_MESSAGE * 2
 
 
 @pytest.mark.parametrize(
@@ -178,28 +178,28 @@ def test_every_misfit_is_named_in_a_message_of_bounded_length(folder: Path):
 )
 def test_settings_that_no_model_here_has_are_refused_in_their_words(folder: Path, settings: dict, words: str):
     rewrite_config(folder, **settings)
-    refused(words, load_pretrained, folder)
+    refused(words, load_bert, folder)
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", "[" * 100_000, '{"vocab_size": ' + "9" * 10_000 + "}", "\udcff"])
 def test_a_damaged_config_is_one_line(folder: Path, text: str):
     (folder / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-    refused("config.json does not hold a JSON object|config.json line 1: not UTF-8", load_pretrained, folder)
+    refused("config.json does not hold a JSON object|config.json line 1: not UTF-8", load_bert, folder)
 
 
 def test_what_is_not_there_is_named(folder: Path, tmp_path: Path):
-    refused("is not a folder; name one", load_pretrained, folder / "model.safetensors")
+    refused("is not a folder; name one", load_bert, folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    refused("neither model.safetensors nor pytorch_model.bin", load_pretrained, folder)
+    refused("neither model.safetensors nor pytorch_model.bin", load_bert, folder)
     torch.save([torch.zeros(3)], folder / "pytorch_model.bin")
-    refused("does not hold a state dict", load_pretrained, folder)
+    refused("does not hold a state dict", load_bert, folder)
     (folder / "config.json").unlink()
-    refused("config.json does not exist", load_pretrained, folder)
+    refused("config.json does not exist", load_bert, folder)
 
 
 def test_without_safetensors_one_sentence_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    refused("model.safetensors needs a package: pip install safetensors", load_pretrained, folder)
+    refused("model.safetensors needs a package: pip install safetensors", load_bert, folder)
 
 
 def test_damaged_weights_load_never_with_another_error(folder: Path):
@@ -214,32 +214,32 @@ def test_damaged_weights_load_never_with_another_error(folder: Path):
                 damaged[rng.randrange(2000)] = rng.randrange(256)
         path.write_bytes(damaged)
         try:
-            load_pretrained(folder)
+            load_bert(folder)
         except UserError as error:
             assert str(folder) in str(error) and "\n" not in str(error)
         else:
             assert trial >= 30
     path.write_bytes(b"<html>")
-    refused("it is not a safetensors file, or it is truncated or damaged", load_pretrained, folder)
+    refused("it is not a safetensors file, or it is truncated or damaged", load_bert, folder)
     path.unlink()
     path.mkdir()
-    refused("model.safetensors", load_pretrained, folder)
+    refused("model.safetensors", load_bert, folder)
 
 
 def test_code_in_weights_is_never_run(folder: Path):
-    assert_code_is_never_run(folder, load_pretrained)
+    assert_code_is_never_run(folder, load_bert)
 
 
 def test_numbers_that_are_none_and_names_that_stand_for_the_same(folder: Path):
     with edited_tensors(folder) as tensors:
         tensors["pooler.dense.bias"][3] = float("nan")
-    refused("not all numbers are finite in pooler.dense.bias$", load_pretrained, folder)
+    refused("not all numbers are finite in pooler.dense.bias$", load_bert, folder)
     tensors = {**tensors, "pooler.dense.bias": torch.zeros(32), "bert.pooler.dense.bias": torch.zeros(32)}
     save_file(tensors, folder / "model.safetensors")
-    load_pretrained(folder)
+    load_bert(folder)
     for other in (torch.ones(32), torch.zeros(3)):
         save_file({**tensors, "bert.pooler.dense.bias": other}, folder / "model.safetensors")
-        refused("bert.pooler.dense.bias and pooler.dense.bias are names of the same", load_pretrained, folder)
+        refused("bert.pooler.dense.bias and pooler.dense.bias are names of the same", load_bert, folder)
 
 
 def test_distilbert_is_refused_in_its_own_words(tmp_path: Path):
@@ -248,9 +248,9 @@ def test_distilbert_is_refused_in_its_own_words(tmp_path: Path):
         del tensors["distilbert.transformer.layer.1.ffn.lin2.bias"]
         tensors["distilbert.transformer.layer.1.attention.q_lin.bias"] = torch.zeros(3)
     words = r"missing transformer.layer.1.ffn.lin2.bias, transformer.layer.1.attention.q_lin.bias is \[3\], not \[32\]"
-    refused(words, load_pretrained, tmp_path)
+    refused(words, load_bert, tmp_path)
     rewrite_config(tmp_path, n_heads=5)
-    refused("n_heads=5 must divide dim=32", load_pretrained, tmp_path)
+    refused("n_heads=5 must divide dim=32", load_bert, tmp_path)
 
 
 # ---------------------------------------------------------------------------------------------------------- heads
@@ -259,7 +259,7 @@ def test_distilbert_is_refused_in_its_own_words(tmp_path: Path):
 def test_a_head_that_a_directory_does_not_hold_is_new(folder: Path):
     model, new = load_model(folder, heads.BertForPreTraining)
     assert new == ["masked_lm", "next_sentence"] and not model.training
-    assert_same(model.encoder, load_pretrained(folder))
+    assert_same(model.encoder, load_bert(folder))
     assert model.masked_lm.decoder.weight is model.encoder.embeddings.tokens.weight
     refused("no head that is known here: its config.json names 'BertModel'", load_model, folder)
     unknown = ["BertLMHeadModel"], ["AlbertForMaskedLM"], [], [None], ["Bertfirst_or_pooled"]
@@ -281,7 +281,7 @@ def test_parts_of_a_head_are_taken_where_they_are(tmp_path: Path):
         tensors["cls.seq_relationship.bias"] = torch.zeros(3)
     words = "fit its head: missing cls.predictions.transform.dense.bias, cls.seq_relationship.bias is .3., not"
     refused(words, load_model, tmp_path)
-    load_pretrained(tmp_path)
+    load_bert(tmp_path)
 
 
 def test_a_decoder_that_is_stored_must_be_the_embeddings(tmp_path: Path):
@@ -294,7 +294,7 @@ def test_a_decoder_that_is_stored_must_be_the_embeddings(tmp_path: Path):
     with edited_tensors(tmp_path) as twice:
         twice["cls.predictions.decoder.weight"] += 1
     refused("the decoder of masked tokens differs from the token embeddings", load_model, tmp_path)
-    load_pretrained(tmp_path)
+    load_bert(tmp_path)
     twice["cls.predictions.decoder.weight"] = embeddings[:, :3].contiguous()
     save_file(twice, tmp_path / "model.safetensors")
     refused(r"cls.predictions.decoder.weight is \[300, 3\]", load_model, tmp_path)
@@ -335,7 +335,7 @@ def test_transformers_reads_what_is_written_and_so_do_we(
             if parameter.requires_grad:
                 parameter.normal_(std=0.2)
     save_pretrained(tmp_path / "made", model)
-    again = load_model(tmp_path / "made") if kind else (load_pretrained(tmp_path / "made"), [])
+    again = load_model(tmp_path / "made") if kind else (load_bert(tmp_path / "made"), [])
     name = f"{'DistilBert' if is_distilled else 'Bert'}{kind or 'Model'}"
     hf, report = getattr(transformers, name).from_pretrained(tmp_path / "made", output_loading_info=True)
     assert again[1] == [] and not report["missing_keys"]
@@ -390,9 +390,9 @@ def test_the_tokenizer_goes_along(tmp_path: Path, lower_case: bool):
 
 
 def test_the_real_minilm_goes_out_and_in(tmp_path: Path):
-    model = load_pretrained(minilm())
+    model = load_bert(minilm())
     save_pretrained(tmp_path, model, load_tokenizer(minilm()))
-    assert_same(load_pretrained(tmp_path), model)
+    assert_same(load_bert(tmp_path), model)
     assert len(load_tokenizer(tmp_path)) == model.config.vocab_size == 30522
 
 
@@ -404,7 +404,7 @@ def test_padding_has_one_id_and_is_token_0_for_both_if_the_config_does_not_name_
     path = tmp_path / "config.json"
     settings = {name: value for name, value in json.loads(path.read_text()).items() if name != "pad_token_id"}
     path.write_text(json.dumps(settings | said))
-    assert load_tokenizer(tmp_path).pad_id == load_pretrained(tmp_path).config.pad_id == 0
+    assert load_tokenizer(tmp_path).pad_id == load_bert(tmp_path).config.pad_id == 0
     pieces = (tmp_path / "vocab.txt").read_text().split("\n")
     (tmp_path / "vocab.txt").write_text("\n".join([pieces[1], pieces[0], *pieces[2:]]))
     refused(r"\[PAD\] is piece 1 of vocab.txt, but by config.json it is token 0", load_tokenizer, tmp_path)

@@ -14,7 +14,7 @@ from small import batch, hf_directory, hf_model, minilm  # noqa: E402
 
 from bert import heads  # noqa: E402
 from bert.config import BertConfig  # noqa: E402
-from bert.load import load_model, load_pretrained  # noqa: E402
+from bert.load import load_bert, load_model  # noqa: E402
 from bert.model import Bert, sinusoids  # noqa: E402
 from engine.weights import blueprint  # noqa: E402
 
@@ -40,7 +40,7 @@ def losses_equal(ours: torch.Tensor, theirs: torch.Tensor, model: nn.Module, hf:
 
 def assert_encoders_equal(folder: Path, hf: nn.Module, ids: torch.Tensor, segments: torch.Tensor, mask: torch.Tensor):
     with torch.inference_mode():
-        hidden, pooled = load_pretrained(hf_directory(folder, hf))(ids, segments, mask)
+        hidden, pooled = load_bert(hf_directory(folder, hf))(ids, segments, mask)
         theirs = hf(ids, attention_mask=mask, token_type_ids=segments)
     assert_equal(hidden, theirs.last_hidden_state)
     assert_equal(pooled, theirs.pooler_output)
@@ -67,7 +67,7 @@ def test_other_shapes_and_settings_equal(tmp_path: Path, changes: dict):
 
 
 def test_without_a_mask_padding_is_hidden_and_without_segments_all_is_the_first(tmp_path: Path):
-    model = load_pretrained(hf_directory(tmp_path, hf_model("BertModel", pad_token_id=7)))
+    model = load_bert(hf_directory(tmp_path, hf_model("BertModel", pad_token_id=7)))
     ids, _, mask = batch(3, 12)
     ids = torch.where(mask.bool(), ids.where(ids != 7, 8), 7)
     for hidden in (model(ids)[0], model(ids, torch.zeros_like(ids))[0]):
@@ -138,7 +138,7 @@ def test_the_published_sizes_have_as_many_parameters_as_in_transformers(preset: 
 @pytest.mark.parametrize("length", [1, 17, 64])
 def test_distilbert_equals(tmp_path: Path, length: int, is_sinusoidal: bool):
     hf = hf_model("DistilBertModel", sinusoidal_pos_embds=is_sinusoidal)
-    model = load_pretrained(hf_directory(tmp_path, hf))
+    model = load_bert(hf_directory(tmp_path, hf))
     ids, segments, mask = batch(3, length)
     with torch.inference_mode():
         hidden, pooled = model(ids, segments, mask)  # the segments are not read
@@ -237,7 +237,7 @@ def test_the_plain_head_is_one_matrix_of_its_own(has_pooler: bool):
 def test_the_real_minilm_equals(length: int):
     folder = minilm()
     hf = transformers.BertModel.from_pretrained(folder).eval()
-    model = load_pretrained(folder)
+    model = load_bert(folder)
     rng = torch.Generator().manual_seed(length)
     ids = torch.randint(1000, model.config.vocab_size, (3, length), generator=rng)
     ids[1, length // 2 + 1 :] = 0

@@ -22,7 +22,7 @@ from small import PIECES, our_directory, write_vocabulary
 from bert import pretrain as program
 from bert.examples import Noise, PretrainingData, sentences_of
 from bert.heads import BertForMaskedLM, BertForPreTraining
-from bert.load import load_model, load_pretrained, load_tokenizer
+from bert.load import load_bert, load_model, load_tokenizer
 from bert.package import PACKAGE
 from bert.pretraining import pretrain, unigrams
 from bert.save import save_pretrained, saved_about
@@ -187,7 +187,7 @@ def test_what_is_made_is_a_directory_that_every_reader_opens(flags: list, tmp_pa
     rows_of(args)
     assert names_in(args.out) == FILES_OF_RUN - {RECORD}
     model, new = load_model(args.out)
-    assert isinstance(model, BertForPreTraining) and not new and load_pretrained(args.out).config.n_layers == 2
+    assert isinstance(model, BertForPreTraining) and not new and load_bert(args.out).config.n_layers == 2
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.out)
     assert tokenizer("the film")["input_ids"] == load_tokenizer(args.out).encode("the film")
     made_of(*flags, "--out", tmp_path / "plain", "--no_nsp")
@@ -207,7 +207,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(flags: list, tmp_p
         return [{name: row[name] for name in row if "second" not in name} for row in rows]
 
     assert figures(rows) == figures(undisturbed) and len(rows) > 4
-    one, other = (load_pretrained(tmp_path / name).state_dict() for name in ("new", "other"))
+    one, other = (load_bert(tmp_path / name).state_dict() for name in ("new", "other"))
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert program.PRETRAINING_POINT not in names_in(tmp_path / "other")
 
@@ -276,7 +276,7 @@ def test_going_on_begins_with_what_the_directory_predicts(flags: list, text: Pat
     args = arguments(*flags, "--out", tmp_path / "on")
     rows = rows_of(args)
     assert rows[0]["step"] == 0 and rows[0]["word_loss"] == pytest.approx(rows[1]["word_loss"], rel=0.1)
-    assert load_pretrained(args.out).config == load_pretrained(tmp_path / "new").config
+    assert load_bert(args.out).config == load_bert(tmp_path / "new").config
     assert (args.dim, args.dropout) == (32, 0.1)  # noted for the file of figures
     assert (args.out / "vocab.txt").read_bytes() == (tmp_path / "new" / "vocab.txt").read_bytes()
 

@@ -18,7 +18,7 @@ from advanced.experiments import cost, judging, rows, trial
 from advanced.experiments.grid import Table
 from advanced.experiments.models import model_of
 from advanced.experiments.results import read_results
-from bert.load import load_pretrained
+from bert.load import load_bert
 from convert import hugging_face
 from engine.families import load_llama
 from engine.plan import ComputeSettings, checksum
@@ -71,7 +71,7 @@ def test_an_encoder_and_a_decoder_stand_in_one_table(table: Path, tmp_path: Path
         trial.clear(each, model, tmp_path)
     assert [found[name]["model"] for name in ("plain", "ema", "decoder")] == ["encoder", "encoder", "tiny"]
     assert found["plain"]["checksums"][0] == checksum(tmp_path / "encoder") == found["plain"]["weights"]
-    encoder = load_pretrained(tmp_path / "encoder")
+    encoder = load_bert(tmp_path / "encoder")
     whole = sum(parameter.numel() for parameter in encoder.parameters())
     classes = found["plain"]["trainable"] - whole
     assert classes == 2 * (encoder.config.dim + 1) and len(found["ema"]["dev"]["predictions"]) > 0
@@ -148,8 +148,8 @@ def test_the_cost_of_an_encoder_is_measured_beside_that_of_a_decoder(
     text = (tmp_path / "cost.md").read_text(encoding="utf-8")
     assert text in capsys.readouterr().out
     decoder, encoder = (line.split(" | ") for line in text.splitlines() if line.startswith(("| tiny", "| encoder")))
-    classes = 2 * (load_pretrained(tmp_path / "encoder").config.dim + 1)
-    whole = sum(parameter.numel() for parameter in load_pretrained(tmp_path / "encoder").parameters())
+    classes = 2 * (load_bert(tmp_path / "encoder").config.dim + 1)
+    whole = sum(parameter.numel() for parameter in load_bert(tmp_path / "encoder").parameters())
     assert encoder[1] == f"{whole + classes:,}" != decoder[1]
     assert all(float(column.split(" ")[0]) > 0 for column in (*decoder[2:4], *encoder[2:4]))
 

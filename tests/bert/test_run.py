@@ -17,7 +17,7 @@ from error_helpers import refused
 from small import call, directory  # noqa: F401
 
 from advanced import METHODS
-from bert.load import load_pretrained
+from bert.load import load_bert
 from engine.data import create_data
 from engine.runs import load_classifier, predict
 
@@ -144,7 +144,7 @@ def test_a_text_is_shown_and_its_states_are_written(call: Callable, directory: P
     saved = torch.load(tmp_path / "s.pt", weights_only=True)
     assert saved["input_ids"].tolist() == [[int(id) for id, _, _ in lines]]
     with torch.no_grad():
-        hidden, pooled = load_pretrained(directory)(saved["input_ids"], saved["segment_ids"])
+        hidden, pooled = load_bert(directory)(saved["input_ids"], saved["segment_ids"])
     assert torch.allclose(saved["hidden_states"], hidden) and torch.allclose(saved["pooled"], pooled)
     assert "wrote bert-states.pt" in call(*given[:-2])
     unnamed = torch.load(tmp_path / "bert-states.pt", weights_only=True)

@@ -15,7 +15,7 @@ from small import PIECES, call, our_directory, shake, write_vocabulary  # noqa: 
 
 from bert.config import BertConfig
 from bert.heads import BertForPreTraining, BertForQuestionAnswering
-from bert.load import load_model, load_pretrained, load_tokenizer
+from bert.load import load_bert, load_model, load_tokenizer
 from bert.model import Bert
 from bert.questions import FACTS, NOT_SAID, squad
 from bert.save import save_pretrained
@@ -27,7 +27,7 @@ from engine.training import Trainer
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with both heads of pre-training."""
     folder = tmp_path_factory.mktemp("pretrained")
-    model = BertForPreTraining(load_pretrained(our_directory(folder / "encoder")))
+    model = BertForPreTraining(load_bert(our_directory(folder / "encoder")))
     shake(model)
     save_pretrained(folder / "whole", model, WordPiece(PIECES))
     return folder / "whole"
@@ -81,7 +81,7 @@ def test_a_model_without_the_head_does_not_answer_at_random(call: Callable, tmp_
 
 def test_a_model_of_one_segment_reads_no_pairs(call: Callable, tmp_path: Path):
     path = our_directory(tmp_path / "one", n_segments=1)
-    head = BertForPreTraining(load_pretrained(path))
+    head = BertForPreTraining(load_bert(path))
     save_pretrained(tmp_path / "whole", head, WordPiece(PIECES))
     save_pretrained(tmp_path / "answers", BertForQuestionAnswering(head.encoder), WordPiece(PIECES))
     pair = ["--text", "a film", "--text_b", "is good"]
@@ -143,7 +143,7 @@ def test_questions_are_learned_answered_and_scored(call: Callable, files: list, 
 
 def test_one_question_is_answered_from_its_paragraph(call: Callable, files: list, tmp_path: Path):
     """By a model whose weights the test chooses: its answer begins and ends at one token."""
-    model, tokenizer = BertForQuestionAnswering(load_pretrained("bert")), load_tokenizer("bert")
+    model, tokenizer = BertForQuestionAnswering(load_bert("bert")), load_tokenizer("bert")
     encoder = model.encoder
     with torch.no_grad():
         for parameter in (*encoder.layers.parameters(), *encoder.embeddings.segments.parameters()):
@@ -185,7 +185,7 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_been(
     resumed = call(*other, "--resume")
     figures = re.compile(r"^epoch .*|^dev .*", re.MULTILINE)
     assert figures.findall(resumed) == figures.findall(undisturbed) and len(figures.findall(resumed)) == 4
-    one, two = (load_pretrained(tmp_path / name).state_dict() for name in ("one", "other"))
+    one, two = (load_bert(tmp_path / name).state_dict() for name in ("one", "other"))
     assert all(torch.equal(one[name], two[name]) for name in one)
     refused("model.safetensors is there already", call, *other)
 

@@ -138,7 +138,7 @@ def prepare(folder: Path, tokenizer: Path) -> None:
     from convert import gguf
     from convert.directory import ADAPTER_CONFIG, ADAPTER_WEIGHTS, write_model
     from convert.llama2c import content_of
-    from engine.weights import load_pretrained
+    from engine.weights import load_llama_model
 
     shape = dict(hidden_size=32, num_attention_heads=4, intermediate_size=48, rms_norm_eps=1e-5)
     model = hf_llama(**shape)
@@ -165,7 +165,7 @@ def prepare(folder: Path, tokenizer: Path) -> None:
     settings["base_model_name_or_path"] = str(folder / "safetensors")
     write_model(folder / "adapter", settings, drawn, names=(ADAPTER_CONFIG, ADAPTER_WEIGHTS[0]))
     (folder / "llama2c").mkdir()
-    ours = load_pretrained(folder / "safetensors")
+    ours = load_llama_model(folder / "safetensors")
     (folder / "llama2c/model.bin").write_bytes(b"".join(content_of(ours.state_dict(), ours.config)))
     (folder / "gguf").mkdir()
     gguf.write(folder / "gguf/model.gguf", ours.state_dict(), ours.config, vocabulary_in(tokenizer), "q8_0")

@@ -19,7 +19,7 @@ from convert import gguf as convert_gguf
 from convert import hugging_face
 from convert.__main__ import get_args
 from convert.vocabulary import UNUSED, read_vocabulary
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 from llama import Llama
 from tokenizer import Tokenizer
 
@@ -169,7 +169,7 @@ def test_llama_cpp_says_the_same(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
     tokenizer = Tokenizer(tokenizer_model=BUNDLED.with_suffix(".model"))
     prompt = tokenizer.encode("The lighthouse keeper", bos=True, eos=False)
-    ours = load_pretrained(BUNDLED).generate(torch.tensor([prompt]), 60, temperature=0.0)[0].tolist()
+    ours = load_llama_model(BUNDLED).generate(torch.tensor([prompt]), 60, temperature=0.0)[0].tolist()
     theirs = in_llama_cpp(tmp_path / "model.gguf", n_ctx=256)
     assert prompt + list(islice(theirs.generate(prompt, temp=0.0), 60)) == ours and len(set(ours)) > 20
 
@@ -201,7 +201,7 @@ def test_llama_cpp_reads_text_as_we_do(tmp_path: Path):
     pytest.importorskip("gguf", reason="the package gguf is not installed")
     tokenizer = Tokenizer(tokenizer_model=BUNDLED.with_suffix(".model"))
     vocabulary = vocabulary_in(BUNDLED.with_suffix(".model"))
-    model = load_pretrained(BUNDLED)
+    model = load_llama_model(BUNDLED)
     convert_gguf.write(tmp_path / "m.gguf", model.state_dict(), model.config, vocabulary)
     theirs = in_llama_cpp(tmp_path / "m.gguf", vocab_only=True)
     for text in (*SENTENCES, "naïve café, 北京 costs 3.50?"):

@@ -20,7 +20,7 @@ from error_helpers import ROOT, refused
 
 from convert import gguf as convert_gguf
 from convert.gguf_file import GGUFFile
-from convert.gguf_model import CUTS, load_pretrained, read_tokenizer
+from convert.gguf_model import CUTS, load_gguf, read_tokenizer
 from engine.decoding import continue_texts
 from engine.families import load_llama
 from engine.programs import SMOLLM2, find_checkpoint
@@ -82,7 +82,7 @@ def declared(tmp_path: Path) -> Callable[..., Path]:
 )
 def test_a_model_comes_back_to_the_last_bit(changes: dict, written: Callable[..., Path]):
     model = random_llama(**{"attention": "causal", "hidden_dim": 96, **changes})
-    read = load_pretrained(written(model))
+    read = load_gguf(written(model))
     assert read.config == replace(model.config, multiple_of=32) and read.stop_ids == (2,)
     assert_same_weights(model, read)
 
@@ -90,7 +90,7 @@ def test_a_model_comes_back_to_the_last_bit(changes: dict, written: Callable[...
 @pytest.mark.parametrize("dtype", ["f16", "q8_0"])
 def test_fewer_bits_are_unpacked_as_by_llama_cpps_package(dtype: str, written: Callable[..., Path]):
     path = written(random_llama(attention="causal", hidden_dim=96), dtype)
-    state = load_pretrained(path).state_dict()
+    state = load_gguf(path).state_dict()
     for tensor in gguf.GGUFReader(path).tensors:
         if tensor.name == "blk.1.ffn_gate.weight":
             theirs = gguf.dequantize(tensor.data, tensor.tensor_type)
@@ -210,13 +210,13 @@ def smollm2() -> Path:
     ],
 )
 def test_settings_that_no_model_here_has_are_named(changes: dict, said: str, declared: Callable[..., Path]):
-    refused(said, load_pretrained, declared(changes))
+    refused(said, load_gguf, declared(changes))
 
 
 def test_grouped_heads_and_angles_have_llama_cpps_defaults(declared: Callable[..., Path]):
     path = declared({"llama.attention.head_count_kv": None, "llama.attention.head_count": 2})
-    refused("blk.0.attn_k.weight is .16, 32., not .32, 32.", load_pretrained, path)
-    assert load_pretrained(declared({})).config.rope_theta == 10000.0
+    refused("blk.0.attn_k.weight is .16, 32., not .32, 32.", load_gguf, path)
+    assert load_gguf(declared({})).config.rope_theta == 10000.0
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_grouped_heads_and_angles_have_llama_cpps_defaults(declared: Callable[..
 def test_a_factor_counts_where_it_does_in_llama_cpp(said: dict, counts: bool, declared: Callable[..., Path]):
     without_tokenizer = {"llama.vocab_size": 40, "tokenizer.ggml.model": "no_vocab"}
     path = declared({f"llama.{name}": value for name, value in said.items()} | without_tokenizer)
-    llama, ids = load_pretrained(path), [*range(40)]
+    llama, ids = load_gguf(path), [*range(40)]
     assert llama.config.rope_scaling == (("linear", 4.0) if counts else None)
     theirs = in_llama_cpp(path, n_ctx=64, logits_all=True)
     theirs.eval(ids)
@@ -243,17 +243,17 @@ def test_a_factor_counts_where_it_does_in_llama_cpp(said: dict, counts: bool, de
 
 
 def test_other_architectures_and_factors_are_named(declared: Callable[..., Path]):
-    refused("architecture 'qwen2'; llama is known here", load_pretrained, declared({}, architecture="qwen2"))
+    refused("architecture 'qwen2'; llama is known here", load_gguf, declared({}, architecture="qwen2"))
     factors = {"rope_freqs.weight": np.array([1, 2, 3, 4], dtype=np.float32)}
-    refused("these are not the factors of Llama 3", load_pretrained, declared({}, factors))
+    refused("these are not the factors of Llama 3", load_gguf, declared({}, factors))
     with_linear = {"llama.rope.scaling.factor": 4.0}
     ones = {"rope_freqs.weight": np.ones(4, dtype=np.float32)}
-    refused("rope_freqs.weight and rope.scaling.factor=4.0", load_pretrained, declared(with_linear, ones))
-    refused("rope.scaling.type='yarn'", load_pretrained, declared({"llama.rope.scaling.type": "yarn"}, ones))
+    refused("rope_freqs.weight and rope.scaling.factor=4.0", load_gguf, declared(with_linear, ones))
+    refused("rope.scaling.type='yarn'", load_gguf, declared({"llama.rope.scaling.type": "yarn"}, ones))
     halved = {"rope_freqs.weight": np.array([1, 8], dtype=np.float32)}
-    refused("rope_freqs.weight has the shape .2., not .4.", load_pretrained, declared({}, halved))
+    refused("rope_freqs.weight has the shape .2., not .4.", load_gguf, declared({}, halved))
     bias = {"blk.0.attn_q.bias": np.zeros(32, dtype=np.float32)}
-    refused("unexpected blk.0.attn_q.bias", load_pretrained, declared({}, bias))
+    refused("unexpected blk.0.attn_q.bias", load_gguf, declared({}, bias))
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_other_architectures_and_factors_are_named(declared: Callable[..., Path]
 )
 def test_what_is_no_gguf_file_is_one_line(content: bytes, said: str, tmp_path: Path):
     (tmp_path / "m.gguf").write_bytes(content)
-    refused(said, load_pretrained, tmp_path / "m.gguf")
+    refused(said, load_gguf, tmp_path / "m.gguf")
 
 
 def place_of(field: gguf.ReaderField, part: int) -> int:
@@ -289,7 +289,7 @@ def test_tensors_that_share_their_bytes_are_refused(written: Callable[..., Path]
     assert int.from_bytes(content[where[last] : where[last] + 8], "little") == offsets[last]
     shared = content[: where[last]] + offsets[largest].to_bytes(8, "little") + content[where[last] + 8 :]
     path.write_bytes(shared[: -int(place[last].n_bytes)])
-    refused("is damaged", load_pretrained, path)
+    refused("is damaged", load_gguf, path)
 
 
 def test_a_tensor_of_no_numbers_is_refused(written: Callable[..., Path]):
@@ -299,7 +299,7 @@ def test_a_tensor_of_no_numbers_is_refused(written: Callable[..., Path]):
     content = bytearray(path.read_bytes())
     content[at : at + 8] = bytes(8)
     path.write_bytes(content)
-    refused("what it declares does not fit its size", load_pretrained, path)
+    refused("what it declares does not fit its size", load_gguf, path)
 
 
 # ---------------------------------------------------------------------------------------------------------- tokenizer
@@ -481,7 +481,7 @@ def test_bytes_become_no_sentencepiece_vocabulary(declared: Callable[..., Path],
 def test_without_the_package_one_line_says_how_to_get_it(written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
     path = written(random_llama(attention="causal"))
     monkeypatch.setitem(sys.modules, "gguf", None)
-    refused('needs the package gguf: pip install "gguf', load_pretrained, path)
+    refused('needs the package gguf: pip install "gguf', load_gguf, path)
 
 
 def test_smollm2_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

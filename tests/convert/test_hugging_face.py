@@ -23,7 +23,7 @@ from shapes import HF_SHAPES, LLAMA3_ROPE, bytes_of_text, greedy, hf_llama, rewr
 from config import LlamaConfig  # noqa: E402
 from convert import hugging_face  # noqa: E402
 from convert.directory import write_model  # noqa: E402
-from engine.weights import load_pretrained  # noqa: E402
+from engine.weights import load_llama_model  # noqa: E402
 from llama import Llama  # noqa: E402
 
 IDS = torch.randint(0, 300, (2, 100), generator=torch.Generator().manual_seed(0))
@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("shape", HF_SHAPES)
 def test_logits_and_greedy_ids_are_those_of_transformers(shape: str, tmp_path: Path):
     theirs = hf_llama(shape)
-    ours = load_pretrained(save(tmp_path, theirs))
+    ours = load_llama_model(save(tmp_path, theirs))
     assert ours.config.is_causal and not ours.training
     assert ours.config.tied == HF_SHAPES[shape].get("tie_word_embeddings", False)
     assert (ours.output.weight is ours.tok_embeddings.weight) == ours.config.tied
@@ -60,8 +60,8 @@ def test_logits_and_greedy_ids_are_those_of_transformers(shape: str, tmp_path: P
 
 
 def test_attention_is_causal_unless_it_is_said(folder: Path):
-    assert load_pretrained(folder).config.attention == "causal"
-    both = load_pretrained(folder, attention="bidirectional")
+    assert load_llama_model(folder).config.attention == "causal"
+    both = load_llama_model(folder, attention="bidirectional")
     assert both.config.attention == "bidirectional"
     changed = IDS.clone()
     changed[:, -1] = (changed[:, -1] + 1) % 300
@@ -95,7 +95,7 @@ def test_every_way_of_storing(format: str, tmp_path: Path):
         tensors = {name.removeprefix("model."): tensor for name, tensor in tensors_in(weights).items()}
         tensors["layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)  # as old versions saved it
         save_file(tensors, weights)
-    ours = load_pretrained(tmp_path)
+    ours = load_llama_model(tmp_path)
     assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
     assert_same(ours, theirs)
 
@@ -103,17 +103,18 @@ def test_every_way_of_storing(format: str, tmp_path: Path):
 def test_both_ways_of_saying_the_angles(tmp_path: Path):
     theirs = hf_llama("llama3")
     config = save(tmp_path, theirs) / "config.json"
-    new = load_pretrained(tmp_path).config
+    new = load_llama_model(tmp_path).config
     said = json.loads(config.read_text())["rope_parameters"]
     scaling = {name: value for name, value in said.items() if name != "rope_theta"}
     scaling["type"] = scaling.pop("rope_type")  # its oldest name
     rewrite(config, rope_parameters=None, rope_theta=said["rope_theta"], rope_scaling=scaling)
-    assert load_pretrained(tmp_path).config == new and new.rope_theta == 500000.0
+    assert load_llama_model(tmp_path).config == new and new.rope_theta == 500000.0
     assert new.rope_scaling == ("llama3", 8.0, 1.0, 4.0, 32.0)
     rewrite(config, rope_scaling={"rope_type": "default"}, rope_theta=777)
-    assert (load_pretrained(tmp_path).config.rope_theta, load_pretrained(tmp_path).config.rope_scaling) == (777.0, None)
+    unscaled = load_llama_model(tmp_path).config
+    assert (unscaled.rope_theta, unscaled.rope_scaling) == (777.0, None)
     rewrite(config, rope_theta=None, rope_scaling=None)
-    assert load_pretrained(tmp_path).config.rope_theta == 10000.0
+    assert load_llama_model(tmp_path).config.rope_theta == 10000.0
 
 
 LINEAR, PLAIN = {"rope_type": "linear", "factor": 2.0}, {"rope_type": "default", "rope_theta": 20.0}
@@ -149,12 +150,12 @@ def test_a_tied_matrix_may_stand_there_twice_or_once_but_not_as_two(tmp_path: Pa
     tensors = tensors_in(weights)
     assert "lm_head.weight" not in tensors
     save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, weights)
-    assert_same(load_pretrained(tmp_path), theirs)
+    assert_same(load_llama_model(tmp_path), theirs)
     save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, weights)
-    refused("embed_tokens.weight and lm_head.weight differ, but this model ties them", load_pretrained, tmp_path)
+    refused("embed_tokens.weight and lm_head.weight differ, but this model ties them", load_llama_model, tmp_path)
     tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")  # the other one of the two
     save_file(tensors, weights)
-    assert_same(load_pretrained(tmp_path), theirs)
+    assert_same(load_llama_model(tmp_path), theirs)
 
 
 # ----------------------------------------------------------------------------------------------------- refused
@@ -194,13 +195,13 @@ def test_a_tied_matrix_may_stand_there_twice_or_once_but_not_as_two(tmp_path: Pa
 )
 def test_what_no_model_here_computes_is_refused_in_their_words(folder: Path, settings: dict, words: str):
     rewrite(folder / "config.json", **settings)
-    refused(words, load_pretrained, folder)
+    refused(words, load_llama_model, folder)
 
 
 def test_dropout_in_attention_is_left_out_with_a_warning(folder: Path, capfd: pytest.CaptureFixture):
-    before = load_pretrained(folder).config
+    before = load_llama_model(folder).config
     rewrite(folder / "config.json", attention_dropout=0.1)
-    assert load_pretrained(folder).config == before
+    assert load_llama_model(folder).config == before
     assert "warning: attention_dropout=0.1 is for training alone" in capfd.readouterr().err
 
 
@@ -212,7 +213,7 @@ def test_tensors_that_do_not_fit_are_named_as_the_file_names_them(folder: Path):
     tensors["layers.0.attention.compute_query.weight"] = torch.zeros(64, 64)  # a name of ours is foreign there
     tensors["model.norm.weight"] = torch.ones(63)
     save_file(tensors, weights)
-    message = refused("", load_pretrained, folder)
+    message = refused("", load_llama_model, folder)
     for part in (
         "model.safetensors does not fit its config.json",
         "missing lm_head.weight",
@@ -224,7 +225,7 @@ def test_tensors_that_do_not_fit_are_named_as_the_file_names_them(folder: Path):
         assert part in message
     tensors["norm.weight"] = torch.ones(64)
     save_file(tensors, weights)
-    refused("norm.weight and .*norm.weight are names of the same tensor", load_pretrained, folder)
+    refused("norm.weight and .*norm.weight are names of the same tensor", load_llama_model, folder)
 
 
 def test_shards_that_are_absent_foreign_or_doubled(tmp_path: Path):
@@ -234,19 +235,19 @@ def test_shards_that_are_absent_foreign_or_doubled(tmp_path: Path):
     shards = sorted(set(said["weight_map"].values()))
     for name in ("../model.safetensors", "/etc/passwd", "C:\\a.safetensors", "config.json", ""):
         rewrite(index, weight_map={**said["weight_map"], "model.norm.weight": name})
-        refused("which is no .safetensors file of this folder", load_pretrained, tmp_path)
+        refused("which is no .safetensors file of this folder", load_llama_model, tmp_path)
     for placed in ({}, [], {"a": 3}, None):
         rewrite(index, weight_map=placed)
-        refused("weight_map", load_pretrained, tmp_path)
+        refused("weight_map", load_llama_model, tmp_path)
     rewrite(index, weight_map=said["weight_map"])
     shutil.copy(tmp_path / shards[0], tmp_path / "again.safetensors")
     rewrite(index, weight_map={**said["weight_map"], "model.norm.weight": "again.safetensors"})
-    refused("several files that hold", load_pretrained, tmp_path)
+    refused("several files that hold", load_llama_model, tmp_path)
     rewrite(index, weight_map=said["weight_map"])
     (tmp_path / shards[1]).unlink()
-    refused(f"names files that are not here: {shards[1]}", load_pretrained, tmp_path)
+    refused(f"names files that are not here: {shards[1]}", load_llama_model, tmp_path)
     os.symlink(tmp_path / "nowhere", tmp_path / shards[1])
-    refused("names files that are not here", load_pretrained, tmp_path)
+    refused("names files that are not here", load_llama_model, tmp_path)
 
 
 def test_a_directory_of_links_loads_as_a_cache_has_them_and_the_safe_file_first(folder: Path, tmp_path: Path):
@@ -255,18 +256,18 @@ def test_a_directory_of_links_loads_as_a_cache_has_them_and_the_safe_file_first(
     linked.mkdir()
     for file in folder.iterdir():
         os.symlink(file, linked / file.name)
-    assert_same(load_pretrained(linked), hf_llama())
+    assert_same(load_llama_model(linked), hf_llama())
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 def test_a_pipe_in_the_place_of_a_file_is_one_line(folder: Path):
     (folder / "config.json").unlink()
     os.mkfifo(folder / "config.json")
-    refused("config.json is no plain file", load_pretrained, folder)
+    refused("config.json is no plain file", load_llama_model, folder)
 
 
 def test_code_in_weights_is_never_run(folder: Path):
-    assert_code_is_never_run(folder, load_pretrained)
+    assert_code_is_never_run(folder, load_llama_model)
 
 
 def test_without_the_folder_convert_one_sentence_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch):
@@ -280,7 +281,7 @@ def test_without_the_folder_convert_one_sentence_says_so(folder: Path, monkeypat
         return real(name, *rest)
 
     monkeypatch.setattr("engine.programs.importlib.import_module", absent)
-    refused("a Hugging Face directory needs the folder convert/ of this package", load_pretrained, folder)
+    refused("a Hugging Face directory needs the folder convert/ of this package", load_llama_model, folder)
 
 
 # --------------------------------------------------------------------------------------------------------- out
@@ -299,7 +300,7 @@ def test_what_is_written_is_what_transformers_reads(changes: dict, tmp_path: Pat
     prompt = IDS[0, :5].tolist()
     assert model.generate(torch.tensor([prompt]), 40, temperature=0.0)[0].tolist() == greedy(theirs, prompt, 40)
     assert theirs.config.dtype == torch.float32
-    again = load_pretrained(tmp_path / "out")
+    again = load_llama_model(tmp_path / "out")
     assert again.config == LlamaConfig(**{**vars(model.config), "multiple_of": again.config.multiple_of})
     assert_same_weights(model, again)
 
@@ -350,7 +351,7 @@ def test_a_bidirectional_model_is_refused_and_causal_converts_it(tiny_checkpoint
     refused("bidirectional; --attention causal converts", run_convert, tiny_checkpoint, tmp_path / "out", "--to", "hf")
     assert not list(tmp_path.iterdir())
     run_convert(tiny_checkpoint, tmp_path / "out", "--to", "hf", "--attention", "causal")
-    assert load_pretrained(tmp_path / "out").config.is_causal
+    assert load_llama_model(tmp_path / "out").config.is_causal
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -370,7 +371,7 @@ def test_the_bundled_model_and_its_tokenizer_in_transformers(tmp_path: Path):
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     ids = tokenizer("The lighthouse keeper").input_ids
-    ours = load_pretrained(BUNDLED)
+    ours = load_llama_model(BUNDLED)
     assert ours.generate(torch.tensor([ids]), 40, temperature=0.0)[0].tolist() == greedy(theirs, ids, 40)
 
 

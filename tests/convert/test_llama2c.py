@@ -17,7 +17,7 @@ from error_helpers import refused, snapshot
 from convert import llama2c
 from convert.llama2c import MAGIC
 from convert.vocabulary import UNUSED, read_vocabulary
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 from llama import Llama
 from tokenizer import Tokenizer
 
@@ -44,11 +44,11 @@ def test_what_is_read_is_what_was_written(version: int, tied: bool, tmp_path: Pa
     model = random_llama(attention="causal", hidden_dim=40, tied=tied)
     content = version_1(model) if version else b"".join(llama2c.content_of(model.state_dict(), model.config))
     (tmp_path / "m.bin").write_bytes(content)
-    again = llama2c.load_pretrained(tmp_path / "m.bin")
+    again = llama2c.load_llama2c(tmp_path / "m.bin")
     fixed = ("multiple_of", "dropout")
     assert {**vars(again.config), **dict.fromkeys(fixed)} == {**vars(model.config), **dict.fromkeys(fixed)}
     assert_same_weights(model, again)
-    assert not llama2c.load_pretrained(tmp_path / "m.bin", "bidirectional").config.is_causal
+    assert not llama2c.load_llama2c(tmp_path / "m.bin", "bidirectional").config.is_causal
 
 
 def test_a_tokenizer_read_back(tiny_tokenizer: Path):
@@ -88,7 +88,7 @@ def test_files_of_another_size_or_version_are_refused(version: int, tmp_path: Pa
     for damaged, words in wrong:
         (tmp_path / "m.bin").write_bytes(damaged)
         message = f"m.bin is not a model of llama2.c, or it is damaged: .*{words}"
-        refused(message, llama2c.load_pretrained, tmp_path / "m.bin")
+        refused(message, llama2c.load_llama2c, tmp_path / "m.bin")
 
 
 def test_both_files_or_none_and_nothing_overwritten(tiny_checkpoint: Path, tmp_path: Path):
@@ -127,7 +127,7 @@ def test_a_bin_file_becomes_a_directory(tiny_tokenizer: Path, tmp_path: Path):
     checkpoint = save_checkpoint(tmp_path / "m.pt", model)
     run_convert(checkpoint, tmp_path / "m.bin", "--to", "llama2c", "--tokenizer", tiny_tokenizer)
     run_convert(tmp_path / "m.bin", tmp_path / "out", "--from", "llama2c", "--to", "hf", "--tokenizer", tiny_tokenizer)
-    assert_same_weights(model, load_pretrained(tmp_path / "out"))
+    assert_same_weights(model, load_llama_model(tmp_path / "out"))
     files, words = (tmp_path / "m.bin", tmp_path / "no"), "m.bin.*; a .bin file of llama2.c is read with --from llama2c"
     refused(words, run_convert, *files, "--to", "hf", "--tokenizer", tiny_tokenizer)
     other = ("--from", "llama2c", "--to", "hf", "--tokenizer", BUNDLED.with_suffix(".model"))
@@ -153,12 +153,12 @@ def text_of(program: Path, folder: Path, prompt: str, positions: int) -> bytes:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_run_c_says_the_same(tied: bool, program: Path, tmp_path: Path):
-    model = load_pretrained(BUNDLED)
+    model = load_llama_model(BUNDLED)
     if not tied:
         shape = {**vars(model.config), "tied": False}
         state = {**model.state_dict(), "output.weight": model.output.weight.detach() * 1.5}
         torch.save({"model": state, "model_args": shape}, tmp_path / "m.pt")
-        model = load_pretrained(tmp_path / "m.pt")
+        model = load_llama_model(tmp_path / "m.pt")
         with torch.no_grad():  # another matrix than the embeddings, and another text
             model.output.weight[:, :40] = 0.0
         save_checkpoint(tmp_path / "m.pt", model)

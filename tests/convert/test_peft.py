@@ -18,7 +18,7 @@ from shapes import bytes_of_text, hf_llama, rewrite, save  # noqa: E402
 
 from bert.config import BertConfig  # noqa: E402
 from bert.heads import BertForSequenceClassification  # noqa: E402
-from bert.load import load_pretrained as load_bert  # noqa: E402
+from bert.load import load_bert  # noqa: E402
 from bert.model import Bert  # noqa: E402
 from bert.save import save_pretrained  # noqa: E402
 from bert.wordpiece import WordPiece  # noqa: E402
@@ -29,7 +29,7 @@ from engine.checkpointer import Checkpointer  # noqa: E402
 from engine.families import create_methods, read_tokenizer  # noqa: E402
 from engine.methods import EpochResult, prepare  # noqa: E402
 from engine.programs import tokenizer_name  # noqa: E402
-from engine.weights import load_pretrained  # noqa: E402
+from engine.weights import load_llama_model  # noqa: E402
 
 IDS = torch.randint(5, 90, (2, 12), generator=torch.Generator().manual_seed(0))
 RESULT = EpochResult(0, 0.5, 0.5, 0.5, 1.0, True)
@@ -62,7 +62,7 @@ def saved_run(path: Path, model: torch.nn.Module, tokenizer: Any, others: tuple 
 
 
 def trained_llama(base: Path, attention: str = "causal", targets: str = "compute_query+compute_key+w2", **how) -> Path:
-    model = LlamaEmbeddingClassifier(Settings, llama=load_pretrained(base, attention))
+    model = LlamaEmbeddingClassifier(Settings, llama=load_llama_model(base, attention))
     tokenizer = read_tokenizer(base / "tokenizer.json")
     return saved_run(base.parent / "films.pt", model, tokenizer, targets=targets, **how)
 
@@ -79,11 +79,11 @@ def written(path: Path, base: Path) -> Path:
 def test_what_is_written_is_read_as_the_merged_model(base: Path, variant: str):
     path = trained_llama(base, variant=variant)
     model, _ = saved_runs.load_classifier(path)
-    llama = load_pretrained(written(path, base))
-    assert llama.config == model.llama.config and llama.stop_ids == load_pretrained(base).stop_ids
+    llama = load_llama_model(written(path, base))
+    assert llama.config == model.llama.config and llama.stop_ids == load_llama_model(base).stop_ids
     with torch.no_grad():
         torch.testing.assert_close(llama(IDS, targets=IDS)[0], model.llama(IDS, targets=IDS)[0], atol=1e-4, rtol=0)
-        assert not torch.allclose(llama(IDS)[0], load_pretrained(base)(IDS)[0], atol=0.1)
+        assert not torch.allclose(llama(IDS)[0], load_llama_model(base)(IDS)[0], atol=0.1)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -233,10 +233,10 @@ def theirs_saved(base: Path, folder: Path, **settings: Any) -> torch.nn.Module:
 )
 def test_what_peft_has_saved_is_read_as_the_same_model(base: Path, tmp_path: Path, settings: dict[str, Any]):
     theirs = theirs_saved(base, tmp_path / "adapter", **settings)
-    ours = load_pretrained(tmp_path / "adapter")
+    ours = load_llama_model(tmp_path / "adapter")
     with torch.no_grad():
         torch.testing.assert_close(ours(IDS, targets=IDS)[0], theirs(IDS).logits, atol=1e-4, rtol=1e-5)
-        assert not torch.allclose(ours(IDS)[0], load_pretrained(base)(IDS)[0], atol=0.1)
+        assert not torch.allclose(ours(IDS)[0], load_llama_model(base)(IDS)[0], atol=0.1)
 
 
 def test_new_embeddings_of_a_tied_model_are_refused(tmp_path: Path):
@@ -245,7 +245,7 @@ def test_new_embeddings_of_a_tied_model_are_refused(tmp_path: Path):
     theirs = theirs_saved(base, tmp_path / "adapter", modules_to_save=["embed_tokens"])
     assert not torch.equal(theirs.get_input_embeddings().weight, theirs.get_output_embeddings().weight)
     refused(
-        "holds model.embed_tokens.weight, which in .*base is the output matrix", load_pretrained, tmp_path / "adapter"
+        "holds model.embed_tokens.weight, which in .*base is the output matrix", load_llama_model, tmp_path / "adapter"
     )
 
 
@@ -288,19 +288,19 @@ def adapter(base: Path) -> Path:
 def test_the_base_is_found_beside_the_adapter_or_from_here_or_as_it_is_said(
     adapter: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    config, expected = adapter / "adapter_config.json", load_pretrained(adapter).state_dict()
+    config, expected = adapter / "adapter_config.json", load_llama_model(adapter).state_dict()
     monkeypatch.chdir(tmp_path)
     for name in ("../base", "base", str(base)):
         rewrite(config, base_model_name_or_path=name)
-        found = load_pretrained(adapter)
+        found = load_llama_model(adapter)
         assert all(torch.equal(tensor, expected[key]) for key, tensor in found.state_dict().items())
         assert Path(tokenizer_name(adapter)).resolve() == base / "tokenizer.json"
     for name in ("someone/llama", "", None, 3, "a\0b", "x" * 5000):
         rewrite(config, base_model_name_or_path=name)
-        refused("python -m convert .* --base DIR makes a model of both", load_pretrained, adapter)
+        refused("python -m convert .* --base DIR makes a model of both", load_llama_model, adapter)
     rewrite(config, base_model_name_or_path=".")
     monkeypatch.chdir(adapter)
-    refused("is an adapter itself", load_pretrained, adapter)
+    refused("is an adapter itself", load_llama_model, adapter)
 
 
 def test_the_program_writes_an_adapter_and_merges_it(base: Path, tmp_path: Path):
@@ -309,7 +309,7 @@ def test_the_program_writes_an_adapter_and_merges_it(base: Path, tmp_path: Path)
     assert done.returncode == 0 and f"wrote {out}" in done.stdout and "the head of" in done.stderr
     rewrite(out / "adapter_config.json", base_model_name_or_path="someone/llama")
     run_convert(out, tmp_path / "merged", "--to", "hf", "--base", base)
-    merged, ours = load_pretrained(tmp_path / "merged"), saved_runs.load_classifier(path)[0].llama
+    merged, ours = load_llama_model(tmp_path / "merged"), saved_runs.load_classifier(path)[0].llama
     torch.testing.assert_close(merged.state_dict(), {**ours.state_dict()}, atol=1e-5, rtol=1e-5)
     assert (tmp_path / "merged/tokenizer.json").is_file()
     for words, flags in {
@@ -365,7 +365,7 @@ def test_a_run_starts_from_an_adapter_and_knows_it_by_its_content(
 )
 def test_settings_that_would_be_another_update_are_refused(adapter: Path, settings: dict[str, Any], words: str):
     rewrite(adapter / "adapter_config.json", **settings)
-    refused(words, load_pretrained, adapter)
+    refused(words, load_llama_model, adapter)
 
 
 def test_weights_that_do_not_fit_are_refused(adapter: Path):
@@ -385,10 +385,10 @@ def test_weights_that_do_not_fit_are_refused(adapter: Path):
     }
     for words, content in changed.items():
         save_file({key: tensor.clone() for key, tensor in content.items()}, file)
-        refused(words, load_pretrained, adapter)
+        refused(words, load_llama_model, adapter)
     file.write_bytes(b"nothing")
-    refused("cannot load", load_pretrained, adapter)
+    refused("cannot load", load_llama_model, adapter)
     file.unlink()
-    refused("holds an adapter_config.json and no weights", load_pretrained, adapter)
+    refused("holds an adapter_config.json and no weights", load_llama_model, adapter)
     (adapter / "adapter_config.json").write_text("[]")
-    refused("does not hold a JSON object", load_pretrained, adapter)
+    refused("does not hold a JSON object", load_llama_model, adapter)

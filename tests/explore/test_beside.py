@@ -15,7 +15,7 @@ from conftest import ROOT, random_llama, save_checkpoint
 from error_helpers import check_one_error
 from pages import Trained, data_of, trained  # noqa: F401
 
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 from explore import __main__ as program
 from explore.inspected import InspectedModel, InspectedText, page_of_model
 from explore.look import read
@@ -38,7 +38,7 @@ def test_both_models_are_read_in_their_own_attention(call: Callable, tmp_path: P
                                "second": {"title": "changed.pt", "remark": "bidirectional"}}  # fmt: skip
     (text,) = page["texts"]
     for name, path, attention in (("first", BUNDLED, "causal"), ("second", tmp_path / "changed.pt", "bidirectional")):
-        record = read(load_pretrained(path).eval(), text["ids"], attention)
+        record = read(load_llama_model(path).eval(), text["ids"], attention)
         shown = text["semantics"][name]
         p, ids = record.logits.softmax(-1).topk(5)
         assert shown["lens"][-1]["ids"] == ids.flatten().tolist()

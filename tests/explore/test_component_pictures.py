@@ -14,7 +14,7 @@ from svg_picture import BLUE, GREY, ORANGE, Box, Picture
 from base_llama import causal_mask
 from engine.context import padded_causal_mask
 from engine.decoding import logits_after
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 from explore.components.pages import pages
 from explore.look import lenses, match_at_distance, read, rotated
 from llama import Llama
@@ -30,7 +30,7 @@ SPACE = "\u2581"  # before a word; drawn as an underscore
 @pytest.fixture(scope="module")
 def bundled() -> Llama:
     """The bundled model, which is causal."""
-    return load_pretrained(str(ROOT / "checkpoints/minllama1M.pt")).eval()
+    return load_llama_model(str(ROOT / "checkpoints/minllama1M.pt")).eval()
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from convert.vocabulary import read_vocabulary
 from engine import runs, storage, weights
 from engine.context import embed
 from engine.plan import ComputeSettings
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 from fast import accelerate, decoder
 from fast.compact import CompactWeight, compacted, quantise, quantise_4
 from llama import Llama
@@ -66,9 +66,9 @@ def written(tmp_path: Path, tiny_tokenizer: Path):
 
 def small_and_large(path: Path, precision: str, monkeypatch: pytest.MonkeyPatch) -> list[Llama]:
     """The model as a small one and as a large one is kept."""
-    models = [load_pretrained(path, "causal", precision=precision)]
+    models = [load_llama_model(path, "causal", precision=precision)]
     monkeypatch.setattr(weights, "LARGE", 1)
-    return [*models, load_pretrained(path, "causal", precision=precision)]
+    return [*models, load_llama_model(path, "causal", precision=precision)]
 
 
 def bytes_of(model: nn.Module) -> int:
@@ -154,7 +154,7 @@ def test_a_damaged_number_is_found_in_every_precision(tmp_path: Path, monkeypatc
         save_checkpoint(tmp_path / "model.pt", model)
         for precision in (None, "fp32", "bf16", "int8", "int4"):
             with pytest.raises(UserError, match=r"not all numbers are finite in layers\.1\.feed_forward\.w2\.weight"):
-                load_pretrained(tmp_path / "model.pt", precision=precision)
+                load_llama_model(tmp_path / "model.pt", precision=precision)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -163,12 +163,12 @@ def test_a_model_larger_than_the_memory_is_refused_with_the_numbers(
 ):
     path = written(format)
     monkeypatch.setattr(weights, "LARGE", 1)
-    numbers = sum(weight.numel() for weight in load_pretrained(path).parameters())
+    numbers = sum(weight.numel() for weight in load_llama_model(path).parameters())
     monkeypatch.setattr(storage, "free_memory", lambda: 2 * numbers)
-    load_pretrained(path, precision="bf16")
+    load_llama_model(path, precision="bf16")
     for precision in ("fp32", None):
         with pytest.raises(UserError, match=r"needs 0\.00 GB of memory in fp32, and 0\.00 GB are free; use"):
-            load_pretrained(path, precision=precision)
+            load_llama_model(path, precision=precision)
 
 
 def test_limits_of_control_groups_count_and_pages_of_files_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -301,7 +301,7 @@ from fast import accelerate, decoder
 weights.LARGE = 1
 for precision in ("bf16", "int8", "int4"):
     for generates in (False, True):
-        model = weights.load_pretrained({str(written("hf"))!r}, "causal", precision=precision)
+        model = weights.load_llama_model({str(written("hf"))!r}, "causal", precision=precision)
         accelerate(model, precision, generates=generates, trains=False)
         with torch.inference_mode():
             model(torch.tensor([[1, 2, 3]]))

@@ -35,10 +35,10 @@ import sys, torch
 from types import SimpleNamespace
 sys.path.insert(0, {root!r})
 from fast import accelerate, compiled, decoder
-from engine.weights import load_pretrained
+from engine.weights import load_llama_model
 if not {mends}:
     compiled.subprocess = SimpleNamespace(Popen=lambda *args, **settings: None, DEVNULL=None)
-model = load_pretrained({path!r}, attention="causal")
+model = load_llama_model({path!r}, attention="causal")
 plain = model.generate(torch.tensor([[1, 5, 9]]), 20, temperature=0.0)
 accelerate(model)
 ours = decoder(model)
