@@ -17,7 +17,7 @@ from engine.processes import Batch, Distributed
 from engine.tasks import NO_TARGET, Task, perplexity_of
 
 
-class Answers(NamedTuple):
+class PretrainingOutputs(NamedTuple):
     """Log-probabilities: of the next sentence, b 2 (None for a model without it), and of the masked tokens, n v."""
 
     next: torch.Tensor | None
@@ -75,7 +75,7 @@ class PretrainingEvaluation:
         """Minus the sum of both losses, which training makes smaller: the higher, the better."""
         return -(self.words.loss + (self.nexts.loss if self.nexts.count else 0.0))
 
-    def add(self, outputs: Answers, batch: Batch) -> None:
+    def add(self, outputs: PretrainingOutputs, batch: Batch) -> None:
         is_asked = batch["targets"] != NO_TARGET  # b s
         nats, is_right = losses_and_hits(outputs.words, batch["targets"][is_asked])  # n, n
         self.words.add(nats, is_right)
@@ -101,12 +101,12 @@ class Pretraining(Task):
     def __init__(self) -> None:
         self.evaluations: list[PretrainingEvaluation] = []
 
-    def forward(self, network: Callable[..., Any], batch: Batch, **changed: Any) -> Answers:
+    def forward(self, network: Callable[..., Any], batch: Batch, **changed: Any) -> PretrainingOutputs:
         is_asked = batch["targets"] != NO_TARGET  # b s
         answers = network(batch["token_ids"], batch["segment_ids"], batch["is_real"], at=is_asked, **changed)
-        return Answers(*answers) if isinstance(answers, tuple) else Answers(None, answers)
+        return PretrainingOutputs(*answers) if isinstance(answers, tuple) else PretrainingOutputs(None, answers)
 
-    def loss(self, outputs: Answers, batch: Batch, batch_size: int) -> torch.Tensor:
+    def loss(self, outputs: PretrainingOutputs, batch: Batch, batch_size: int) -> torch.Tensor:
         is_asked = batch["targets"] != NO_TARGET
         losses = F.nll_loss(outputs.words.float(), batch["targets"][is_asked], reduction="none")  # n
         loss = (losses * batch["weights"][is_asked]).sum()
@@ -114,7 +114,7 @@ class Pretraining(Task):
             return loss
         return loss + F.nll_loss(outputs.next.float(), batch["next"], reduction="sum") / batch_size
 
-    def count_not_finite(self, outputs: Answers) -> torch.Tensor:
+    def count_not_finite(self, outputs: PretrainingOutputs) -> torch.Tensor:
         return sum(part.isnan().sum() for part in outputs if part is not None)
 
     def evaluation(self, dataset: Any) -> PretrainingEvaluation:

@@ -140,12 +140,12 @@ def serve(open_model: Callable[[], tuple[InspectedModel, str]], port: int) -> No
         from explore.inspected import page_of_rope
         from explore.live import live_of
         from explore.page import render
-        from explore.served import Answers
+        from explore.served import PageAnswers
 
         live = live_of(inspected, text, None) | {"address": f"/{server.secret}/ask"}
         live["classifier"] = None if inspected.classifier is None else {}
         content = {"model": inspected.facts(), "rope": page_of_rope(inspected.llama), "pieces": {}, "live": live}
-        server.page, server.answer = render(content).encode(), Answers(inspected).answer
+        server.page, server.answer = render(content).encode(), PageAnswers(inspected).answer
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -31,7 +31,7 @@ class Reading(NamedTuple):
     record: ForwardRecord
 
 
-class Answers:
+class PageAnswers:
     """Answers questions about one model, one at a time. Raises `ValueError` or `UserError` for what
     cannot be answered."""
 

@@ -82,7 +82,7 @@ def _put(place: Any, functions: dict[str, Function]) -> None:
 # ------------------------------------------------------------------------------------------ the grader's questions
 
 
-class Reader:
+class ReadersCode:
     """In the place of grading's `Student`: asks the code of this process, without a pipe and without a time limit."""
 
     def ask(self, question: ChildQuestion) -> ChildAnswer:
@@ -114,15 +114,15 @@ def told(error: Exception) -> str:
 def fault_of(part: str) -> str:
     """What the grader says of this part of the package as it now is in this process; "" if it is right."""
     if part == "AdamW":
-        is_right, mistake, decay = adamw.check_few_steps(Reader(), clips=False)
+        is_right, mistake, decay = adamw.check_few_steps(ReadersCode(), clips=False)
         unclear = f"{NONE_FITS}; see the lines above"
-        return adamw.late_or_grouped_fault(Reader(), decay) if is_right else mistake or unclear
+        return adamw.late_or_grouped_fault(ReadersCode(), decay) if is_right else mistake or unclear
     return _first_fault(part, ATTENTION_KINDS)
 
 
 def _first_fault(part: str, kinds: tuple[str, ...]) -> str:
     parts = [one for one in all_parts(kinds) if one.name.partition(",")[0] == part]
-    findings = judge(Reader(), parts, stored_numbers())
+    findings = judge(ReadersCode(), parts, stored_numbers())
     return next((one.sentence for one in findings if one.verdict != "ok"), "")
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from small import batch, hf_directory, hf_model
 
 from bert.load import load_model
-from bert.tasks import Answers, Pretraining, PretrainingEvaluation
+from bert.tasks import Pretraining, PretrainingEvaluation, PretrainingOutputs
 from engine.processes import SINGLE_PROCESS, Batch
 from engine.tasks import NO_TARGET
 from engine.training import Diverged, evaluate
@@ -54,12 +54,12 @@ def test_the_loss_is_that_of_transformers(tmp_path: Path, name: str):
 def test_the_losses_of_the_parts_of_a_batch_add_up():
     whole, outputs = batch_of(6), None
     asked = whole["targets"] != NO_TARGET
-    outputs = Answers(torch.randn(6, 2).log_softmax(-1), torch.randn(int(asked.sum()), 300).log_softmax(-1))
+    outputs = PretrainingOutputs(torch.randn(6, 2).log_softmax(-1), torch.randn(int(asked.sum()), 300).log_softmax(-1))
     total, first = 0.0, 0
     for rows in (slice(0, 2), slice(2, 3), slice(3, 6)):
         part = {name: value[rows] for name, value in whole.items()}
         count = int((part["targets"] != NO_TARGET).sum())
-        total += TASK.loss(Answers(outputs.next[rows], outputs.words[first : first + count]), part, 6)
+        total += TASK.loss(PretrainingOutputs(outputs.next[rows], outputs.words[first : first + count]), part, 6)
         first += count
     assert torch.allclose(total, TASK.loss(outputs, whole, 6))
 
@@ -124,7 +124,7 @@ def test_numbers_that_are_none_are_seen_in_both_parts(part: str):
 
     class Broken(torch.nn.Linear):
         def forward(self, token_ids: torch.Tensor, segment_ids: torch.Tensor, is_real: torch.Tensor, at: torch.Tensor):
-            answers = Answers(torch.zeros(4, 2), torch.zeros(int(at.sum()), 300))
+            answers = PretrainingOutputs(torch.zeros(4, 2), torch.zeros(int(at.sum()), 300))
             getattr(answers, part)[0, 0] = math.nan
             return tuple(answers)
 

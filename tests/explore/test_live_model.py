@@ -23,7 +23,7 @@ from explore.broken import BREAKS, Switches, broken, read_broken
 from explore.decision import decide, probabilities
 from explore.inspected import InspectedModel
 from explore.look import read
-from explore.served import Answers
+from explore.served import PageAnswers
 from grading import mistakes, small_model
 from grading.rotation import halves, rotate_by_hand
 from tokenizer import Tokenizer
@@ -92,7 +92,7 @@ def test_one_head_in_numbers(thread: Thread, bundled: InspectedModel, attention:
     weights = read(bundled.llama, bundled.encode(TEXT), attention).attention
     for layer, head, query, key in ((0, 0, 0, 0), (1, 2, 6, 2), (3, 1, 9, 9), (2, 3, 13, 1), (2, 0, 4, 5)):
         place = dict(layer=layer, head=head, query=query, key=key)
-        for asked in (thread.ask, lambda kind, **given: Answers(bundled).answer(kind, given)):
+        for asked in (thread.ask, lambda kind, **given: PageAnswers(bundled).answer(kind, given)):
             answer = asked("numbers", text=TEXT, use="right", switches={"attention": attention}, **place)
             assert answer["weight"] == pytest.approx(float(weights[layer][head, query, key]), abs=1e-5)
             assert answer["isHidden"] == (attention == "causal" and key > query) and not answer["isOther"]
@@ -311,7 +311,7 @@ def test_a_classifier_decides_alike(
         monkeypatch.setattr(f"explore.{module}.OCCLUDED_POSITIONS", 2000)  # so that a short text has many neighbours
     inspected = classifier_of(kind, attention, tokenizer)
     with thread_of(inspected, tmp_path) as found:
-        both = found.ask, lambda kind, **given: Answers(inspected).answer(kind, given)
+        both = found.ask, lambda kind, **given: PageAnswers(inspected).answer(kind, given)
         for text in ("A warm little film.", "a film " * 32, "", "bad\u0000"):
             ids = inspected.encode(text)
             assert found.ask("encoded", text=text)["ids"] == ids

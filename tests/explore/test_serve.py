@@ -27,7 +27,7 @@ from explore import served
 from explore.broken import BREAKS
 from explore.inspected import InspectedModel
 from explore.serve import MOST_BYTES, LiveServer, serve
-from explore.served import Answers
+from explore.served import PageAnswers
 from tokenizer import Tokenizer
 from utils import UserError
 
@@ -74,7 +74,7 @@ SWITCHES = (
 
 @pytest.mark.parametrize("switches", SWITCHES, ids=str)
 def test_it_answers_as_the_thread_of_a_page(bundled: InspectedModel, thread: Thread, switches: dict):
-    answers = Answers(bundled)
+    answers = PageAnswers(bundled)
     given = dict(text=TEXT, added=[300, 7], switches=switches)
     sampled = dict(sampling=dict(temperature=1.3, topK=50, topP=0.9, minP=0.01), random=0.37)
     asked = {
@@ -105,10 +105,10 @@ def test_it_answers_as_the_thread_of_a_page(bundled: InspectedModel, thread: Thr
 def test_every_switch(bundled: InspectedModel, thread: Thread, name: str):
     given = dict(text="Once upon a time", added=[], switches={"breaks": [name]})
     greedy = given | dict(sampling={"temperature": 0}, random=0)
-    same(Answers(bundled).answer("next", greedy), thread.ask("next", **greedy), name)
+    same(PageAnswers(bundled).answer("next", greedy), thread.ask("next", **greedy), name)
     pair = given | dict(use="right", layer=1, head=2, query=4, key=3)
     if name != "norm":  # NaN beyond the first layer
-        same(Answers(bundled).answer("numbers", pair), thread.ask("numbers", **pair), name)
+        same(PageAnswers(bundled).answer("numbers", pair), thread.ask("numbers", **pair), name)
 
 
 @pytest.mark.parametrize("kind", ["linear", "label words"])
@@ -116,14 +116,14 @@ def test_classifiers(kind: str, tokenizer: Tokenizer, tmp_path: Path):
     inspected = classifier_of(kind, "causal", tokenizer)
     given = dict(text="A warm little film.", added=[], switches={"breaks": ["gelu"]}, use="right")
     with thread_of(inspected, tmp_path) as found:
-        answers = Answers(inspected)
+        answers = PageAnswers(inspected)
         same(answers.answer("read", given)["probabilities"], found.ask("read", **given)["probabilities"])
         asked = (lambda kind, **given: answers.answer(kind, given)), found.ask
         same(*(list(occlusion_in_parts(ask, **given)) for ask in asked))
 
 
 def test_a_long_text_is_made_with_a_cache(bundled: InspectedModel):
-    answers, added = Answers(bundled), []
+    answers, added = PageAnswers(bundled), []
     for _ in range(270):  # past max_seq_len
         given = dict(text=SENTENCES[0], added=added, switches={}, sampling={"temperature": 0}, random=0)
         added = [*added, answers.answer("next", given)["id"]]
@@ -134,7 +134,7 @@ def test_a_long_text_is_made_with_a_cache(bundled: InspectedModel):
 def test_a_long_text_is_read_as_far_as_its_attention_can_be_kept(bundled: InspectedModel, monkeypatch):
     config = bundled.llama.config
     monkeypatch.setattr(served, "RECORD_BYTES", 4 * config.n_layers * config.n_heads * 20**2)
-    answers, given = Answers(bundled), dict(text="The film was slow. " * 9, added=[])
+    answers, given = PageAnswers(bundled), dict(text="The film was slow. " * 9, added=[])
     ids = bundled.encode(given["text"])
     read = answers.answer("read", given)
     assert read["ids"] == ids[-20:] and read["first"] == len(ids) - 20

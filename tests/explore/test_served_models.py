@@ -24,7 +24,7 @@ from engine.runs import load_classifier, predict
 from explore import __main__ as program
 from explore.inspected import InspectedModel
 from explore.look import read
-from explore.served import Answers
+from explore.served import PageAnswers
 from llama import Attention, Llama
 from tokenizer import Tokenizer
 
@@ -83,7 +83,10 @@ def test_one_head_in_numbers_is_that_of_the_model(edit: str, tokenizer: Tokenize
         own = Attention.compute_query_key_value_scores
         unmasked = lambda self, q, k, v, mask=None: own(self, q, k, v, torch.ones_like(mask))  # noqa: E731
         monkeypatch.setattr(Attention, "compute_query_key_value_scores", unmasked)
-    weights, answers = read(llama, ids, "causal").attention[1][2], Answers(InspectedModel("random", llama, tokenizer))
+    weights, answers = (
+        read(llama, ids, "causal").attention[1][2],
+        PageAnswers(InspectedModel("random", llama, tokenizer)),
+    )
     row = [answers.answer("numbers", dict(text=TEXT, layer=1, head=2, query=3, key=key)) for key in range(len(ids))]
     assert [each["weight"] for each in row] == pytest.approx(weights[3].tolist(), abs=1e-6)
     scores = torch.tensor([each["score"] for each in row[:4]])
@@ -105,7 +108,7 @@ def test_an_edit_is_in_the_next_tokens(place, name: str, edit: Callable, tokeniz
     """Also behind a text that was read before."""
     llama = random_llama(attention="causal")
     monkeypatch.setattr(place, name, edit(getattr(place, name)))
-    answers, ids = Answers(InspectedModel("random", llama, tokenizer)), tokenizer.encode(TEXT, bos=True, eos=False)
+    answers, ids = PageAnswers(InspectedModel("random", llama, tokenizer)), tokenizer.encode(TEXT, bos=True, eos=False)
     for added in ([], [5], [5, 6]):
         answer = answers.answer("next", dict(text=TEXT, added=added, use="right", sampling={"temperature": 0}))
         p = llama(torch.tensor([ids + added]))[0][0, -1].detach().softmax(-1)
