@@ -14,7 +14,6 @@ from pathlib import Path
 
 from grading.batch import STATE, judge_all, rows_of, write_sheets
 from grading.box import InBox, add_box_flags, box_of
-from grading.coherence import make_judge
 from grading.intake import find_submissions
 from grading.judge import REFUSED, read_overrides, summary
 from grading.programs import GradingError, GradingParser, printable, run_main, whole_number
@@ -74,9 +73,6 @@ def main() -> int:
             raise GradingError(f"{printable(own)} lies in --out, where files are replaced; move it")
     if (out / "grades.csv").exists() and not (out / STATE).exists():
         raise GradingError(f"--out {printable(out)} holds a grades.csv that is not this program's; give another folder")
-    make = make_judge if settings.judge.checkpoint else None
-    if make:
-        make(settings.judge.checkpoint, settings.judge.tokenizer)  # an error comes before anything is judged
     need("jinja2")
     run_code = InBox(box_of(args)) if args.run_code else None
     submissions, others = find_submissions(folder, settings)
@@ -84,7 +80,7 @@ def main() -> int:
         raise GradingError(f"SUBMISSIONS {printable(folder)} holds neither a zip nor a folder")
     overrides = read_overrides(settings, submissions)
     out.mkdir(parents=True, exist_ok=True)
-    judged = with_progress(judge_all(submissions, settings, out, args.jobs, make, run_code), len(submissions))
+    judged = with_progress(judge_all(submissions, settings, out, args.jobs, run_code), len(submissions))
     rows = rows_of(judged, settings, overrides)
     write_sheets(rows, others, settings, out)
     print(summary(row.grade for row in rows))

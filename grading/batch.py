@@ -18,17 +18,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache
 from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 
 from grading.archive import FormatError
-from grading.coherence import limits_path
 from grading.editions import LABEL_NAMES
 from grading.findings import Finding, Message, findings_of, rank
 from grading.intake import Submission, read_payload
@@ -37,7 +35,6 @@ from grading.judge import (
     Grade,
     Judgement,
     RunCode,
-    TextJudge,
     compare_students,
     examine,
     grade_of,
@@ -106,7 +103,7 @@ def csv_of(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def _grades(rows: Sequence[Row], outputs: Sequence[str]) -> tuple[list[str], list[list[object]]]:
     columns = [name.removesuffix("-output.txt") for name in outputs]
-    header = ["id", "grade", "status", "name", "computed", "reason", "open", "deductions", "findings", "coherence"]
+    header = ["id", "grade", "status", "name", "computed", "reason", "open", "deductions", "findings"]
     lines = []
     for row in rows:
         grade, scores = row.grade, row.judgement.scores if row.judgement else {}
@@ -114,7 +111,7 @@ def _grades(rows: Sequence[Row], outputs: Sequence[str]) -> tuple[list[str], lis
         accuracies = [scores.get(name, (0, None, None))[1] for name in outputs]
         lines.append([
             row.student_id, grade.letter, grade.status, row.name, grade.computed, grade.reason, "; ".join(grade.open),
-            "; ".join(grade.reasons), codes, row.judgement.coherence if row.judgement else "",
+            "; ".join(grade.reasons), codes,
             *("" if accuracy is None else f"{accuracy:.4f}" for accuracy in accuracies), row.file,
         ])  # fmt: skip
     return [*header, *columns, "file"], lines
@@ -167,7 +164,7 @@ def _scores(row: Row, settings: Settings) -> list[str]:
         reference = reference_of(*OUTPUT.fullmatch(name).groups(), settings)
         cells = ["-" if number is None else f"{number:.3f}" for number in (numbers[0], reference, numbers[1])]
         lines.append(f"| {name} | {count} | {' | '.join(cells)} |")
-    return [*lines, "", f"Coherence of the text at temperature 0: {row.judgement.coherence}.", ""]
+    return [*lines, ""]
 
 
 def _parts(row: Row) -> list[str]:
@@ -194,22 +191,14 @@ def _page(rows: Sequence[Row], others: Sequence[str], outputs: Sequence[str]) ->
 
 STATE = "state.jsonl"
 LAST_SECONDS = 5.0  # of a process whose parent is gone
-MakeJudge = Callable[[str, str], TextJudge]  # of the paths of a checkpoint and its tokenizer; importable by its name
-Job = tuple[Path, str, Settings, "MakeJudge | None", "RunCode | None"]
-
-
-@cache
-def _judge(make: MakeJudge, checkpoint: str, tokenizer: str) -> TextJudge:
-    """One in each process."""
-    return make(checkpoint, tokenizer)
+Job = tuple[Path, str, Settings, "RunCode | None"]  # pickled for the processes
 
 
 def judge_one(job: Job) -> Judgement:
     """Judge one submission, in a process of the pool. A defect of the checker is a finding, and stops nothing."""
-    path, student_id, settings, make, run_code = job
-    judge = _judge(make, settings.judge.checkpoint, settings.judge.tokenizer) if make else None
+    path, student_id, settings, run_code = job
     try:
-        return examine(path, student_id, settings, judge, run_code)
+        return examine(path, student_id, settings, run_code)
     except GradingError:
         raise
     except SystemExit:  # of `_begin_process`; the pool would go on with what waits
@@ -231,17 +220,14 @@ def _digest(*parts: bytes) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 
-def surroundings(settings: Settings, make: MakeJudge | None, run_code: RunCode | None) -> bytes:
+def surroundings(settings: Settings, run_code: RunCode | None) -> bytes:
     """The hash of everything but the zip."""
     package = Package()
     files = {f"{package.root / name}": path for name, path in package.paths.items()}
     gold = [path for dataset in LABEL_NAMES for path in Path(settings.gold).glob(f"{dataset}-*")]
     files |= {str(path): path for path in gold if path.is_file()}
-    if make:
-        judging = [*asdict(settings.judge).values(), limits_path(settings.judge.checkpoint)]
-        files |= {str(path): Path(path) for path in judging if Path(path).is_file()}
     contents = [part for name in sorted(files) for part in (name.encode(), files[name].read_bytes())]
-    flags = f"{settings!r} {make is not None} {run_code!r} {sys.version_info[:2]}"
+    flags = f"{settings!r} {run_code!r} {sys.version_info[:2]}"
     return _digest(flags.encode(), *contents).encode()
 
 
@@ -278,20 +264,19 @@ def read_state(path: Path) -> dict[str, Judgement]:
 
 
 def judge_all(
-    submissions: Sequence[Submission], settings: Settings, out: Path, jobs: int,
-    make: MakeJudge | None = None, run_code: RunCode | None = None,
-) -> Iterator[tuple[Submission, Judgement | None]]:  # fmt: skip
+    submissions: Sequence[Submission], settings: Settings, out: Path, jobs: int, run_code: RunCode | None = None
+) -> Iterator[tuple[Submission, Judgement | None]]:
     """The submissions with their judgements, as they are finished; None without a file or student. Writes state.jsonl.
 
     Raises `GradingError` if the grader's own files are broken; what is finished stays.
     """
-    around, known = surroundings(settings, make, run_code), read_state(out / STATE)
+    around, known = surroundings(settings, run_code), read_state(out / STATE)
     is_known = [one.path is not None and bool(one.student.student_id) for one in submissions]
     keys = {index: key_of(one, around) for index, one in enumerate(submissions) if is_known[index]}
     yield from ((one, None) for one, known_one in zip(submissions, is_known, strict=True) if not known_one)
     yield from ((submissions[index], known[key]) for index, key in keys.items() if key in known)
     todo = {
-        index: (submissions[index].path, submissions[index].student.student_id, settings, make, run_code)
+        index: (submissions[index].path, submissions[index].student.student_id, settings, run_code)
         for index, key in keys.items()
         if key not in known
     }

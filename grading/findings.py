@@ -81,8 +81,6 @@ CHECKS = {
     "E049-same-cfimdb": Check("note", "", "several students have the same fine-tuned labels on CFIMDB",
                               "the course's seed gives them"),
     "E050-no-prompt": Check("flag", "", "a generated text does not begin with the prompt", "read the text"),
-    "E051-incoherent": Check("deduct", "A-", "the text at temperature 0 is not coherent", "read the text first"),
-    "E052-unclear": Check("flag", "", "the text at temperature 0 may be incoherent", "read the text"),
     "E053-repetitive": Check("flag", "", "the text at temperature 0 repeats itself", "read the text"),
     "E054-short": Check("flag", "", "a generated text is too short to be judged", "read the text"),
     "E055-words": Check("flag", "", "few words of a generated text are known", "read the text"),

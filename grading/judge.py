@@ -110,20 +110,9 @@ def compare_students(digests: Mapping[str, Mapping[str, str]]) -> dict[str, list
     return messages
 
 
-# -------------------------------------------------- generated texts: prompt, repetition, known words, perhaps coherence
+# ----------------------------------------- generated texts: prompt, repetition, known words; a person reads them, too
 
-COHERENT, BROKEN, UNCLEAR, NOT_JUDGED = "coherent", "broken", "look at it", "not judged"
 _WORD = re.compile(r"[^\W\d_]+")
-
-
-class Verdict(NamedTuple):
-    """What a model says of a text: one of the four words above, and the figures that it rests on."""
-
-    word: str
-    figures: Mapping[str, float] = {}
-
-
-TextJudge = Callable[[str, str], Verdict]  # of a text and the prompt that it begins with
 
 
 def continuation(text: str) -> str:
@@ -148,25 +137,18 @@ def known_words(folder: str) -> frozenset[str]:
     return frozenset(words)
 
 
-def check_texts(texts: Mapping[str, str], settings: Settings, judge: TextJudge | None) -> tuple[list[Message], Verdict]:
-    """The findings about both texts, and the model's verdict on the one at temperature 0."""
-    messages, low, verdict = [], TEXTS[0], Verdict(NOT_JUDGED)
+def check_texts(texts: Mapping[str, str], settings: Settings) -> Iterator[Message]:
+    """The findings about both texts."""
+    low = TEXTS[0]
     if {*TEXTS} <= texts.keys() and continuation(texts[low]) == continuation(texts[TEXTS[1]]):
-        messages.append(Message("both generated texts are equal", "E056-temperatures", TEXTS[1]))
+        yield Message("both generated texts are equal", "E056-temperatures", TEXTS[1])
     for name in TEXTS:
         if name in texts:
-            messages += _check_words(name, continuation(texts[name]), name == low, settings)
+            yield from _check_words(name, continuation(texts[name]), name == low, settings)
     if low in texts:
         digest = hashlib.sha256(texts[low].strip().encode()).hexdigest()
         if digest == PUBLISHED_TEXTS["causal"] and EDITIONS[settings.edition].attention != "causal":
-            messages.append(Message(f"{low}: the published text of the causal mask", "E058-causal", low))
-        if judge:
-            verdict = judge(texts[low], TEXT_PROMPT)
-            figures = ", ".join(f"{name} {value:.3g}" for name, value in verdict.figures.items())
-            code = {BROKEN: "E051-incoherent", UNCLEAR: "E052-unclear"}.get(verdict.word)
-            if code:
-                messages.append(Message(f"{low}: {verdict.word} ({figures})", code, low, 0, COHERENT, verdict.word))
-    return messages, verdict
+            yield Message(f"{low}: the published text of the causal mask", "E058-causal", low)
 
 
 def _check_words(name: str, text: str, is_low: bool, settings: Settings) -> Iterator[Message]:
@@ -228,20 +210,17 @@ class Judgement:
     """What is known of one submission by itself. Plain values, which JSON keeps.
 
     was_read: whether it could be judged at all. scores: lines, accuracy and majority of each output file. digests: of
-    fine-tuned labels, to compare students. coherence: a word of `grading.judge`. parts: None where no code was run.
+    fine-tuned labels, to compare students. parts: None where no code was run.
     """
 
     findings: list[Finding] = field(default_factory=list)
     was_read: bool = False
     scores: dict[str, tuple[int, float | None, float | None]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
-    coherence: str = NOT_JUDGED
     parts: list[Executed] | None = None
 
 
-def examine(
-    path: Path, student_id: str, settings: Settings, judge: TextJudge | None = None, run_code: RunCode | None = None
-) -> Judgement:
+def examine(path: Path, student_id: str, settings: Settings, run_code: RunCode | None = None) -> Judgement:
     """Judge one zip or folder. Raises `GradingError` and `OSError` for the grader's own files and for the disk."""
     rules, judgement = settings.rules(), Judgement()
     try:
@@ -255,9 +234,8 @@ def examine(
         messages.append(rules.too_large(len(payload)))
     if files is not None:
         judgement.was_read = True
-        texts, verdict = check_texts(report.texts, settings, judge)
-        messages += [*texts, *check_results(report, settings), *_suspicious(files, Package())]
-        judgement.coherence = verdict.word
+        messages += check_texts(report.texts, settings)
+        messages += [*check_results(report, settings), *_suspicious(files, Package())]
         judgement.digests = fine_tuned_digests(report.labels, settings.thresholds.lines)
         if run_code:
             judgement.parts = _run(files, settings.edition, run_code)
@@ -335,7 +313,7 @@ def _failed(parts: list[Executed]) -> Iterator[Message]:
 # --------------------------------------------------------------------------------------------- from findings to a grade
 
 BEST = "A"  # A+ is given by a person, in the overrides
-REFUSED, ABSENT, FINAL, PROVISIONAL, OVERRIDE = "refused", "absent", "final", "provisional", "override"
+REFUSED, ABSENT, PROVISIONAL, OVERRIDE = "refused", "absent", "provisional", "override"
 
 
 @dataclass
@@ -378,18 +356,16 @@ def grade_of(findings: Iterable[Finding], judgement: Judgement | None, settings:
     if late and settings.penalties.late_steps:
         letter = lower(letter, settings.penalties.late_steps)
         reasons.append(f"{settings.penalties.late_steps} step(s) down: late")
-    still_open = _open(findings, deducted, judgement, settings)
-    return Grade(letter, PROVISIONAL if still_open else FINAL, reasons, still_open)
+    return Grade(letter, PROVISIONAL, reasons, _open(findings, deducted, judgement, settings))
 
 
 def _open(findings: list[Finding], deducted: list[Finding], judgement: Judgement, settings: Settings) -> list[str]:
-    """What is not decided yet. Every grade needs the executed checks."""
+    """What is not decided yet. Every grade needs the executed checks, and a person who reads the text."""
     still_open = []
     if judgement.parts is None:
         folders = EDITIONS[settings.edition].folders
         still_open = ["the student's code was not run", *(f"the models in {name}/ were not judged" for name in folders)]
-    if judgement.coherence == NOT_JUDGED:
-        still_open.append("coherence of the text at temperature 0 was not judged")
+    still_open.append("coherence of the text at temperature 0: read it")
     if any(one.check.most == "B" for one in deducted):
         still_open.append("B or below: how much of the code is missing or wrong")
     still_open += [f"look at {one.code}: {one.text}" for one in findings if one.severity == "flag"]

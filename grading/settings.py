@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -59,13 +59,6 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Judge:
-    __pydantic_config__ = FORBID_OTHERS
-    checkpoint: str = setting("", 'a TinyStories checkpoint that judges coherence; "": coherence is not judged')
-    tokenizer: str = setting("", "")
-
-
-@dataclass(frozen=True)
 class Settings:
     __pydantic_config__ = FORBID_OTHERS
     edition: str = setting(DEFAULT_EDITION, f"one of {', '.join(EDITIONS)}")
@@ -79,7 +72,6 @@ class Settings:
     thresholds: Thresholds = field(default_factory=Thresholds)
     penalties: Penalties = field(default_factory=Penalties)
     limits: Limits = field(default_factory=Limits)
-    judge: Judge = field(default_factory=Judge)
     references: dict[str, float] = setting({}, 'accuracies in place of the course\'s: "sst-dev-finetuning" = 0.414')
     points: dict[str, float] = setting({}, "points in place of letters in canvas.csv: A = 95.0")
     severity: dict[str, str] = setting({}, f"of a check, in place of its own: {', '.join(SEVERITIES)}")
@@ -128,11 +120,8 @@ def read_settings(path: Path) -> Settings:
 
 def _beside(settings: Settings, folder: Path) -> Settings:
     """The settings with paths that do not depend on the current folder."""
-    values = {each.name: getattr(settings, each.name) for each in fields(settings)}
-    for name in ("gold", "roster", "overrides"):
-        values[name] = str(folder / values[name]) if values[name] else ""
-    judge = {name: str(folder / path) if path else "" for name, path in asdict(settings.judge).items()}
-    return Settings(**values | {"judge": Judge(**judge)})
+    paths = {name: getattr(settings, name) for name in ("gold", "roster", "overrides")}
+    return replace(settings, **{name: str(folder / path) for name, path in paths.items() if path})
 
 
 def _faults(settings: Settings):
@@ -151,9 +140,7 @@ def _faults(settings: Settings):
             yield f"{what}: the codes are those of grading/checks.md, the severities {', '.join(SEVERITIES)}"
     if strange := settings.points.keys() - {*SCALE}:
         yield f"points: no grades {few(strange)}; there are {', '.join(SCALE)}"
-    files = {"roster": settings.roster, "overrides": settings.overrides}
-    files |= {f"judge.{name}": path for name, path in asdict(settings.judge).items()}
-    for name, path in files.items():
+    for name, path in {"roster": settings.roster, "overrides": settings.overrides}.items():
         if path and not Path(path).is_file():
             yield f"{name}: {printable(path)} does not exist"
     try:

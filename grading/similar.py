@@ -1,7 +1,6 @@
 """Which submissions hold code of one another, or of a public solution: pairs for a person to look at, never a grade.
 
 python -m grading.similar SUBMISSIONS --handouts DIR [--public DIR] [--out DIR]
-python -m grading.similar SOLUTIONS --handouts DIR --calibrate    of people who worked alone
 
 copydetect compares (winnowing: Schleimer et al. 2003). It sees each file as Python's own parser writes it back: without
 layout, comments and docstrings, and with a wall around every function, so that their order does not matter; names do
@@ -14,7 +13,6 @@ import ast
 import html
 import io
 import itertools
-import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -22,7 +20,6 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grading.archive import FormatError, read_archive, read_entry
-from grading.disguise import DISGUISES, disguised
 from grading.intake import read_payload
 from grading.needs import parse
 from grading.programs import (
@@ -212,36 +209,6 @@ def write_page(path: Path, pairs: list[Pair], prints: Prints) -> None:
         file.write("\n".join(body).encode("utf-8", "replace"))
 
 
-# ------------------------------------------------------------------------------------------------------ calibration
-
-
-def calibrate(comparison: Comparison, people: People, thresholds: dict[str, float | None]) -> bool:
-    """Print how alike independent solutions and disguised copies are; whether the thresholds tell them apart."""
-    draw = random.Random(1)
-    prints = comparison.fingerprints(people)
-    pairs = all_pairs(comparison, prints, {})
-    copies: dict[str, list[float]] = {name: [] for name in THRESHOLDS}
-    found, made = 0, 0
-    for who, kind in itertools.product(people, DISGUISES):
-        copied = comparison.fingerprints({who: {n: disguised(code, kind, draw) for n, code in people[who].items()}})
-        both = [comparison.pair(n, (who, prints[n][who]), (who, copied[n][who])) for n in prints if who in prints[n]]
-        for pair in both:
-            copies[pair.file].append(pair.alike)
-        made += bool(both)
-        found += any(is_suspicious(pair, thresholds) for pair in both)
-    print(f"{'file':14}{'independent, most':>18}{'copy, least':>13}{'threshold':>11}{'halfway':>9}  most alike")
-    for name, threshold in thresholds.items():
-        top = next((pair for pair in pairs if pair.file == name), None)
-        if top:
-            said = "none" if threshold is None else f"{threshold:g}"
-            print(f"{name:14}{top.alike:>18.2f}{min(copies[name]):>13.2f}{said:>11}{(1 + top.alike) / 2:>9.2f}"
-                  f"  {printable(top.first)}, {printable(top.second)}")  # fmt: skip
-    wrong = {(pair.first, pair.second) for pair in pairs if is_suspicious(pair, thresholds)}
-    of = len(people) * (len(people) - 1) // 2
-    print(f"copies found: {found} of {made}; independent pairs found: {len(wrong)} of {of}")
-    return found == made and not wrong
-
-
 # ------------------------------------------------------------------------------------------------------ the program
 
 
@@ -252,13 +219,10 @@ def main() -> int:
     parser.add_argument("--public", metavar="DIR", help="a folder of public solutions, like that of submissions")
     parser.add_argument("--threshold", metavar="FILE=SHARE", action="append", default=[], help="replaces the usual")
     parser.add_argument("--out", metavar="DIR", default=".", help="where similar.html is written: pairs side by side")
-    parser.add_argument("--calibrate", action="store_true", help="the solutions are independent: print figures alone")
     args = parser.parse_args()
     thresholds = THRESHOLDS | dict(map(read_threshold, args.threshold))
     comparison = Comparison(read_folder(args.handouts).values())
     people = read_folder(args.folder)
-    if args.calibrate:
-        return 0 if calibrate(comparison, people, thresholds) else 1
     page = Path(args.out, "similar.html")
     check_writable(page, "--out")
     public = {f"public: {who}": sources for who, sources in (read_folder(args.public) if args.public else {}).items()}

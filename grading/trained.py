@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from grading.addition import ABLATION, BEST, Experiment, accuracy_of, capacity_of, contradictions, judge
 from grading.asking import ChildQuestion, Student
 from grading.judge import Executed
-from grading.language_model import LanguageModel
 from grading.programs import few, printable
+from grading.small_model import below, feed_forward, normed
 from grading.wire import MAX_BYTES
 
 NORMS = ("attention_norm", "ffn_norm")
@@ -29,6 +30,8 @@ ANSWER = 6  # tokens: five digits, and what follows them
 EPS = 1e-5  # of addition_run.py, as all that is not in a model's shape
 WIDEST = 4096  # numbers of a hidden state
 MAX_JSON = 100_000  # bytes
+
+Cache = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each layer so far, b g t d
 
 
 class Unfit(ValueError):
@@ -135,12 +138,12 @@ def continued(weights: dict[str, torch.Tensor], n_heads: int, prompts: list[str]
     head_dim = dim // n_heads
     if dim % n_heads or head_dim % 2 or not head_dim or key % head_dim or not key or n_heads % (key // head_dim):
         raise Unfit(f"model_config.json says {n_heads} heads, which do not fit its {dim} and {key} rows")
-    model = LanguageModel(weights, {"n_layers": layers_of(weights), "head_dim": head_dim, "eps": EPS}, None)
+    model = LanguageModel(weights, layers_of(weights), head_dim)
     tokens = torch.tensor([[0, *map(LETTERS.index, prompt)] for prompt in prompts])
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for tiny models: threads that wait for one another took six times the time
     try:
-        rows = [model.continued(some, ANSWER, 0.0, torch.Generator()) for some in tokens.split(AT_ONCE)]
+        rows = [model.continued(some, ANSWER) for some in tokens.split(AT_ONCE)]
     finally:
         torch.set_num_threads(threads)
     return ["".join(LETTERS[one] for one in row[1:]).partition(LETTERS[0])[0] for row in torch.cat(rows).tolist()]
@@ -150,3 +153,57 @@ def draw_problems(drawer: random.Random) -> list[str]:
     """Additions of two numbers with four digits, each with its sum."""
     pairs = [(drawer.randint(1000, 9999), drawer.randint(1000, 9999)) for _ in range(PROBLEMS)]
     return [f"{first}+{second}={first + second}" for first, second in pairs]
+
+
+# ---------------------------------------------------------------------------------------------- the model by hand
+
+
+def rotate(x: torch.Tensor, start: int, theta: float = 10000.0) -> torch.Tensor:
+    """RoFormer's equation 34, the pairs as complex numbers. x: b s h d, its first position is `start`"""
+    pairs = torch.arange(x.shape[-1] // 2, dtype=torch.float64)
+    angles = torch.outer(torch.arange(start, start + x.shape[1]).double(), theta ** (-2 * pairs / x.shape[-1]))  # s d/2
+    turn = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)[:, None]
+    return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * turn).flatten(-2)
+
+
+class LanguageModel:
+    """A causal Llama with these weights, computed by hand: a grader imports no `llama.py`, which may be a student's."""
+
+    def __init__(self, weights: dict[str, torch.Tensor], n_layers: int, head_dim: int):
+        self.weights, self.head_dim = weights, head_dim
+        self.layers = [below(weights, f"layers.{layer}.") for layer in range(n_layers)]
+
+    def logits(self, tokens: torch.Tensor, cache: Cache) -> torch.Tensor:
+        """tokens: b s -> b s v. They follow those in the cache, which must be empty where s > 1."""
+        h = F.embedding(tokens, self.weights["tok_embeddings.weight"])  # b s D
+        for number, layer in enumerate(self.layers):
+            x = normed(h, below(layer, "attention_norm."), EPS)
+            h = h + self._attention(x, below(layer, "attention."), number, cache)
+            x = normed(h, below(layer, "ffn_norm."), EPS)
+            h = h + feed_forward(x, below(layer, "feed_forward."))
+        return F.linear(normed(h, below(self.weights, "norm."), EPS), self.weights["output.weight"])
+
+    def _attention(self, x: torch.Tensor, layer: dict[str, torch.Tensor], number: int, cache: Cache) -> torch.Tensor:
+        """x: b s D -> b s D. Adds keys and values to the cache."""
+        start, heads = cache[number][0].shape[2] if number < len(cache) else 0, (-1, self.head_dim)
+        names = ("query", "key", "value")
+        query, key, value = (F.linear(x, layer[f"compute_{name}.weight"]).unflatten(-1, heads) for name in names)
+        query, key, value = (x.transpose(1, 2) for x in (rotate(query, start), rotate(key, start), value))  # b h s d
+        if start:
+            key, value = (torch.cat(pair, dim=2) for pair in zip(cache[number], (key, value), strict=True))
+        cache[number : number + 1] = [(key, value)]
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))  # b h t d
+        output = F.scaled_dot_product_attention(query, key, value, is_causal=not start)
+        return F.linear(output.transpose(1, 2).flatten(2), layer["compute_output.weight"])
+
+    @torch.inference_mode()
+    def continued(self, idx: torch.Tensor, new: int) -> torch.Tensor:
+        """Each row with the `new` likeliest tokens behind it. idx: b s -> b s+new"""
+        cache: Cache = []
+        logits = self.logits(idx, cache)
+        for left in reversed(range(new)):
+            idx_next = logits[:, -1].argmax(-1, keepdim=True)
+            idx = torch.cat((idx, idx_next), dim=1)
+            if left:
+                logits = self.logits(idx_next, cache)
+        return idx

@@ -45,7 +45,6 @@ NOT_RUN = {
     ("docs/grading.md", "python sanity_check.py --parts --code students/alice"): STUDENTS,
     ("docs/grading.md", "python -m grading.box bob.zip"): STUDENTS,
     ("docs/grading.md", "python -m grading downloads"): STUDENTS,
-    ("docs/grading.md", "python -m grading.coherence"): "needs stories260K.pt",
     ("docs/looking.md", "python -m advanced.experiments few-shot"): COURSE_DATA,
     ("docs/looking.md", "python -m explore advanced/experiments/results"): COURSE_DATA,
     ("docs/looking.md", "python -m explore checkpoints/minllama1M.pt --serve"): "runs until Ctrl-C",

@@ -285,8 +285,7 @@ def test_importing_everything_prints_nothing_and_writes_nothing(tmp_path: Path):
 
 
 PROGRAMS = (
-    "advanced.experiments", "advanced.pretrain", "bert.pretrain", "bert.run", "convert", "grading", "grading.coherence",
-    "grading.similar",
+    "advanced.experiments", "advanced.pretrain", "bert.pretrain", "bert.run", "convert", "grading", "grading.similar",
 )  # fmt: skip
 
 

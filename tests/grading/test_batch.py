@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from wrong_submissions import RIGHT, WRONG, accept_these_files, judge_by_a_word, write_data, write_wrong_and_right
+from wrong_submissions import RIGHT, WRONG, accept_these_files, write_data, write_wrong_and_right
 
 from grading.batch import judge_all, rows_of
 from grading.findings import SEVERITIES
 from grading.intake import find_submissions
-from grading.settings import Judge, Limits, Settings
+from grading.settings import Limits, Settings
 
 
 def graded(folder: Path, out: Path, settings: Settings, overrides: dict | None = None, **functions) -> dict:
@@ -24,10 +24,10 @@ def rows(tmp_path_factory):
     folder = tmp_path_factory.mktemp("batch")
     write_data(folder / "data")
     write_wrong_and_right(folder / "zips")
-    settings = Settings(gold=str(folder / "data"), limits=Limits(1.0, 20.0), judge=Judge(__file__, __file__))
+    settings = Settings(gold=str(folder / "data"), limits=Limits(1.0, 20.0))
     with pytest.MonkeyPatch.context() as patch:
         accept_these_files(patch)
-        return graded(folder / "zips", folder / "out", settings, make=lambda *paths: judge_by_a_word)
+        return graded(folder / "zips", folder / "out", settings)
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -45,7 +45,7 @@ def test_each_wrong_submission_has_its_finding_and_grade(rows, name):
 def test_right_submissions_have_none(rows, name):
     row = rows[f"right-{name}"]
     assert (row.findings, row.grade.letter, row.grade.reasons) == ([], "A", [])
-    assert row.grade.open == ["the student's code was not run"]
+    assert row.grade.open == ["the student's code was not run", "coherence of the text at temperature 0: read it"]
 
 
 def test_there_are_enough_of_them():

@@ -22,8 +22,7 @@ from wrong_submissions import (
     STORY,
     WRONG,
     accept_these_files,
-    dying_judge,
-    judge_by_a_word,
+    die_of_one,
     make_zip,
     put,
     right_files,
@@ -35,7 +34,7 @@ from grading.findings import CHECKS
 from grading.intake import RosterEntry, Submission, find_submissions
 from grading.judge import Executed, read_overrides
 from grading.programs import GradingError
-from grading.settings import Judge, Settings, first_config, read_settings
+from grading.settings import Settings, first_config, read_settings
 
 OTHER = "generated-sentence-temp-0.txt"
 
@@ -84,7 +83,7 @@ def test_a_batch_from_the_command_line(place):
     assert "5 submissions: A 4; 4 provisional, 1 refused" in done.stdout and "eve: not a zip archive" in done.stdout
     found = table(place / "out" / "grades.csv")
     assert [(row["grade"], row["status"]) for row in found.values()] == [("A", "provisional")] * 4 + [("", "refused")]
-    assert "coherence of the text at temperature 0 was not judged" in found["alice"]["open"]
+    assert "coherence of the text at temperature 0: read it" in found["alice"]["open"]
     assert found["alice"]["sst-dev-finetuning"] == "0.4100" and found["eve"]["findings"] == "E001-zip"
     with open(place / "out" / "canvas.csv", newline="") as file:
         assert list(csv.reader(file)) == [
@@ -269,14 +268,15 @@ def test_what_a_process_of_the_pool_starts_does_not_inherit_blocked_interrupts()
 
 SLEEP = """
 import sys; sys.path[:0] = {folders!r}
+from functools import partial
 from pathlib import Path
 from grading.batch import judge_all
 from grading.intake import find_submissions
-from grading.settings import Judge, Settings
-from wrong_submissions import sleeping_judge
+from grading.settings import Settings
+from wrong_submissions import sleep_long
 place = Path({place!r})
-given = Settings(gold=str(place / "data"), judge=Judge(str(place / "seen")))
-list(judge_all(find_submissions(place / "in", given)[0], given, place, 2, sleeping_judge))
+given = Settings(gold=str(place / "data"))
+list(judge_all(find_submissions(place / "in", given)[0], given, place, 2, partial(sleep_long, place / "seen")))
 """
 
 
@@ -299,10 +299,10 @@ def test_no_process_outlives_the_run(place, number):
 
 def test_a_process_that_dies_costs_its_own_submission_alone(place):
     (place / "in" / "aaron.zip").write_bytes(make_zip("aaron", 7, change=put(OTHER, f"{STORY} blork".encode())))
-    given = Settings(gold=str(place / "data"), judge=Judge(__file__, __file__))
+    given = Settings(gold=str(place / "data"))
     (place / "out").mkdir()
     submissions, _ = find_submissions(place / "in", given)
-    judged = batch.judge_all(submissions, given, place / "out", 2, make=dying_judge)
+    judged = batch.judge_all(submissions, given, place / "out", 2, die_of_one)
     rows = {row.student_id: row for row in batch.rows_of(list(judged), given, {})}
     assert [one.code for one in rows["aaron"].findings] == ["E079-failed"] and rows["aaron"].grade.letter == ""
     assert [rows[name].grade.letter for name in ("alice", "bob", "carol", "dave", "eve")] == ["A"] * 4 + [""]
@@ -370,19 +370,21 @@ def results(*failed: str):
     (("import of llama.py",), None, "B", ["E081-import"]), ((), "no-output", "B+", ["E013-no-output"]),
     (("AdamW", "RMSNorm"), "loose", "B-", ["E010-folder", "E080-part", "E080-part"]),
 ])  # fmt: skip
-def test_with_executed_checks_a_grade_is_final(place, monkeypatch, failed, case, letter, codes):
+def test_executed_checks_count_and_a_person_reads_the_text(place, monkeypatch, failed, case, letter, codes):
     accept_these_files(monkeypatch)
     (place / "in" / "alice.zip").write_bytes(make_zip("alice", 0, WRONG[case] if case else None))
-    given = Settings(gold=str(place / "data"), judge=Judge(__file__, __file__))
+    given = Settings(gold=str(place / "data"))
     seen = []
 
     def run_code(folder, edition):
         seen.append((edition, (folder / "llama.py").read_bytes()))
         return results(*failed)(folder, edition)
 
-    row = graded(place / "in", place / "out", given, make=lambda *paths: judge_by_a_word, run_code=run_code)["alice"]
+    row = graded(place / "in", place / "out", given, run_code=run_code)["alice"]
     assert sorted(one.code for one in row.findings) == codes and row.grade.letter == letter
-    assert row.grade.status == ("provisional" if "B" in letter[:1] and "+" not in letter else "final"), row.grade
+    is_open = ["B or below: how much of the code is missing or wrong"] * (letter in ("B", "B-"))
+    assert row.grade.open == ["coherence of the text at temperature 0: read it", *is_open]
+    assert row.grade.status == "provisional"
     assert ("ucsc", b"# llama.py\nimport torch\n") in seen
     text = batch.report_of(row, given)
     assert text.count("FAILED") == len(failed) and "&lt;b&gt;last" in text
@@ -475,7 +477,7 @@ def test_the_first_config_is_the_defaults_and_names_every_check(place):
     ("[references]\nsst-dev-finetunning = 0.4", "references.sst-dev-finetunning: not a name"),
     ("roster = 'no.csv'", "no.csv does not exist"),
     ("id_pattern = '('", "missing ), unterminated"), ("a = ", "is not TOML"), ("[a", "is not TOML"),
-    ("[judge]\ncheckpoint = 'x.pt'", "judge.checkpoint: "), ("edition = 1979-05-27", "no edition '1979-05-27'"),
+    ("[judge]\ncheckpoint = 'x.pt'", "judge: Unexpected keyword"), ("edition = 1979-05-27", "no edition '1979-05-27'"),
     ("thresholds = 1", "thresholds: "), ("x = 1\n[thresholds]\nsst = 9.0\ny = 1", "x: Unexpected"),
     ("a = " + "[" * 5000, "grading.toml"),
 ])  # fmt: skip

@@ -109,7 +109,7 @@ def test_messages_numbers_and_files_say_the_same(tmp_path: Path):
 
 CHECKER = {"addition", "archive", "editions", "findings", "needs", "outputs", "prepare_submit", "programs", "rules",
            "submission", "settings", "intake", "judge", "batch", "__main__"}  # fmt: skip
-LAZY = {"language_model": {"sentencepiece"}, "similar": {"copydetect"}}  # imported inside of functions
+LAZY = {"similar": {"copydetect"}}  # imported inside of functions
 SCRIPTS = ("sanity_check.py", "rope_test.py", "optimizer_test.py", "prepare_submit.py")
 GRADERS = [*(ROOT / script for script in SCRIPTS), *sorted((ROOT / "grading").rglob("*.py"))]
 

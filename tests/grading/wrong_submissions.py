@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import stat
 import time
 import zipfile
@@ -16,7 +17,7 @@ from submissions import NAMES, SUFFIX, pack, pdf_of
 
 from grading import judge, published
 from grading.editions import EDITIONS, TEXT_PROMPT, TEXTS
-from grading.judge import Verdict, labels_digest
+from grading.judge import Executed, labels_digest
 from grading.programs import PARTS_FILE, ROOT
 
 COUNTS = {"sst-dev": 200, "sst-test": 200, "cfimdb-dev": 120, "cfimdb-test": 120}
@@ -94,31 +95,22 @@ def accept_these_files(monkeypatch) -> None:
     monkeypatch.setitem(published.PUBLISHED_TEXTS, "causal", hashlib.sha256(causal.encode()).hexdigest())
 
 
-def dying_judge(checkpoint: str, tokenizer: str) -> Callable[[str, str], Verdict]:
-    """A model whose process dies of one text."""
-
-    def judge_or_die(text: str, prompt: str) -> Verdict:
-        return os._exit(1) if "blork" in text else Verdict("coherent")
-
-    return judge_or_die
+# ---------------------------------------------------------------------------------------- in the place of the box
 
 
-def sleeping_judge(checkpoint: str, tokenizer: str) -> Callable[[str, str], Verdict]:
-    """A model that takes a minute. The number of its process stands in the name of a file."""
-
-    def judge_and_sleep(text: str, prompt: str) -> Verdict:
-        Path(f"{checkpoint}-{os.getpid()}").touch()
-        time.sleep(60)
-        return Verdict("coherent")
-
-    return judge_and_sleep
+def die_of_one(folder: Path, edition: str) -> list[Executed]:
+    """The process dies of one submission, whose files it removes first: nobody does it later."""
+    if "blork" in (folder / TEXTS[0]).read_text(encoding="utf-8"):
+        shutil.rmtree(folder)
+        os._exit(1)
+    return []
 
 
-def judge_by_a_word(text: str, prompt: str) -> Verdict:
-    """In place of a model."""
-    assert prompt == TEXT_PROMPT
-    word = "broken" if "blork" in text else "look at it" if "perhaps" in text else "coherent"
-    return Verdict(word, {"bits": 1.5})
+def sleep_long(mark: Path, folder: Path, edition: str) -> list[Executed]:
+    """Takes a minute. The number of the process stands in the name of a file."""
+    Path(f"{mark}-{os.getpid()}").touch()
+    time.sleep(60)
+    return []
 
 
 # ------------------------------------------------------------------------------------------------- seventy wrong ones
@@ -282,8 +274,6 @@ WRONG = {
                          also=("E064-a-plus",)),
     "one-as-base": Case("E064-a-plus", "note", "A", with_advanced(SAME_AS_BASE[0])),
     "no-prompt": Case("E050-no-prompt", "flag", "A", put(LOW, f"Once there was{STORIES[0]}".encode())),
-    "broken": Case("E051-incoherent", "deduct", "A-", put(LOW, f"{STORY} blork".encode())),
-    "unclear": Case("E052-unclear", "flag", "A", put(LOW, f"{STORY} perhaps".encode())),
     "repeated": Case("E053-repetitive", "flag", "A", put(LOW, REPEATED)),
     "few-words": Case("E054-short", "flag", "A", put(LOW, f"{TEXT_PROMPT} a bit".encode())),
     "noise": Case("E055-words", "flag", "A", put(LOW, f"{TEXT_PROMPT} {NOISE}".encode())),

@@ -1,4 +1,4 @@
-"""Copies of a source file that were made to look different, with which `grading.similar` is calibrated."""
+"""Copies of a source file that were made to look different, to see whether `grading.similar` finds them."""
 
 from __future__ import annotations
 
