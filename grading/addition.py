@@ -59,7 +59,7 @@ def accuracy_of(problems: Iterable[str], texts: Iterable[str]) -> float:
     return sum(rights) / len(rights) if rights else 0.0
 
 
-def judge(experiments: Mapping[str, Experiment], unread: int = 0) -> Iterator[Message]:
+def judge_experiments(experiments: Mapping[str, Experiment], unread: int = 0) -> Iterator[Message]:
     """What is wrong with the trained models of a submission, by the names of their folders.
 
     unread: how many others there are, which may miss problems.

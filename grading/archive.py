@@ -58,7 +58,7 @@ class ZipHeader(NamedTuple):
     end: int  # where the header ends
 
 
-class Entry(NamedTuple):
+class ZipEntry(NamedTuple):
     """A file or folder of an archive."""
 
     name: str
@@ -73,7 +73,7 @@ class Entry(NamedTuple):
 
 class Archive(NamedTuple):
     payload: bytes
-    entries: list[Entry]  # in the order of the directory
+    entries: list[ZipEntry]  # in the order of the directory
     directory: int  # where it begins
     has_backslashes: bool  # between folders and names, as Windows PowerShell writes them; `entries` have slashes
 
@@ -103,7 +103,7 @@ def read_archive(payload: bytes) -> Archive:
         comment_length, *_, attributes, _ = _CENTRAL.unpack_from(payload, at)[-5:]
         name = central.name.decode("utf-8" if central.flags & IS_UTF8 else "cp437", "surrogateescape")
         local = _read_header(payload, central.offset, start, is_local=True)
-        entries.append(Entry(name, central, local, attributes))
+        entries.append(ZipEntry(name, central, local, attributes))
         at = central.end + comment_length
     if at != stop:
         raise FormatError(f"{NO_ZIP}: its directory does not hold the entries that its end counts")
@@ -111,11 +111,11 @@ def read_archive(payload: bytes) -> Archive:
     return Archive(payload, [*map(_with_slashes, entries)] if has_backslashes else entries, start, has_backslashes)
 
 
-def _with_slashes(entry: Entry) -> Entry:
+def _with_slashes(entry: ZipEntry) -> ZipEntry:
     central, local = (
         header and header._replace(name=header.name.replace(b"\\", b"/")) for header in (entry.central, entry.local)
     )
-    return Entry(entry.name.replace("\\", "/"), central, local, entry.attributes)
+    return ZipEntry(entry.name.replace("\\", "/"), central, local, entry.attributes)
 
 
 def _read_end(payload: bytes, end: int) -> tuple[int, list[int]]:
@@ -187,7 +187,7 @@ def _widen(numbers: list[int], wide: bytes) -> list[int] | None:
 # -------------------------------------------------------------------------------------- the content of an entry
 
 
-def _pieces(archive: Archive, entry: Entry) -> Iterator[bytes]:
+def _pieces(archive: Archive, entry: ZipEntry) -> Iterator[bytes]:
     """An entry's content in pieces. Raises `FormatError` unless it ends exactly where its packed data end."""
     packed = memoryview(archive.payload)[entry.local.end : entry.local.end + entry.central.packed]
     if entry.central.method == zipfile.ZIP_STORED:
@@ -209,7 +209,7 @@ def _pieces(archive: Archive, entry: Entry) -> Iterator[bytes]:
         raise FormatError("its data are cut short")
 
 
-def read_entry(archive: Archive, entry: Entry, keep: bool) -> bytes:
+def read_entry(archive: Archive, entry: ZipEntry, keep: bool) -> bytes:
     """An entry's bytes (none unless `keep`). Raises `FormatError` if size, checksum or packed data are wrong."""
     size, checksum, kept = 0, 0, []
     for piece in _pieces(archive, entry):
@@ -251,7 +251,7 @@ def name_fault(name: str) -> str | None:
     return None
 
 
-def _readings(entry: Entry) -> set[str]:
+def _readings(entry: ZipEntry) -> set[str]:
     """Every name that some tool gives an entry: Finder writes UTF-8 without the flag for it, others trust the flag."""
     texts = {path.decode("utf-8", "surrogateescape") for path in _unicode_paths(entry)}
     with contextlib.suppress(UnicodeDecodeError):
@@ -259,7 +259,7 @@ def _readings(entry: Entry) -> set[str]:
     return texts | {entry.name, entry.central.name.decode("cp437")}
 
 
-def _unicode_paths(entry: Entry) -> tuple[bytes, ...]:
+def _unicode_paths(entry: ZipEntry) -> tuple[bytes, ...]:
     return entry.central.paths + (entry.local.paths if entry.local else ())
 
 
@@ -268,7 +268,7 @@ def _skeleton(name: bytes) -> bytes:
     return re.sub(rb"(?:[\x80-\xff?]|#U[0-9a-fA-F]{4}|#L[0-9a-fA-F]{6})+", b"?", name)
 
 
-def _entry_fault(entry: Entry) -> str | None:
+def _entry_fault(entry: ZipEntry) -> str | None:
     """Why an entry must not be read, or None."""
     if fault := name_fault(entry.name):
         return fault
@@ -292,7 +292,7 @@ def _entry_fault(entry: Entry) -> str | None:
     return None
 
 
-def _damage(entry: Entry) -> str | None:
+def _damage(entry: ZipEntry) -> str | None:
     """The difference between an entry's two headers, or None. A size that is not known yet is written as 0."""
     if entry.local is None:
         return "its local header is damaged, or not where the directory says"
@@ -342,7 +342,7 @@ def _fold(name: str) -> str:
     return "/".join(part if part.isalnum() else re.sub(r":.*|;[0-9]*\Z", "", part).rstrip(". ") for part in parts)
 
 
-def _collisions(entries: list[Entry]) -> list[str]:
+def _collisions(entries: list[ZipEntry]) -> list[str]:
     """Problems: names that some disk takes for one, so that one file would replace another."""
     # With "/" as the lowest letter, what lies in a folder follows it at once: neighbours are all that need comparing.
     names = {
@@ -377,7 +377,7 @@ def _stray_bytes(archive: Archive) -> list[str]:
     return [] if at == archive.directory else ["bytes before the directory: other tools may find other files there"]
 
 
-def _descriptors(entry: Entry) -> tuple[bytes, ...]:
+def _descriptors(entry: ZipEntry) -> tuple[bytes, ...]:
     """The bytes that may follow an entry's data: none, or if a flag is set checksum and sizes, in one of four forms."""
     if not entry.local.flags & HAS_DESCRIPTOR:
         return (b"",)

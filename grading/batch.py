@@ -57,7 +57,7 @@ CANVAS_COLUMNS = ("Student", "ID", "SIS Login ID", "Section")
 
 
 @dataclass
-class Row:
+class StudentRow:
     """Everything about one submission. judgement: None without a file to judge."""
 
     student_id: str
@@ -70,7 +70,7 @@ class Row:
     grade: Grade
 
 
-def write_sheets(rows: Sequence[Row], others: Sequence[str], settings: Settings, out: Path) -> None:
+def write_sheets(rows: Sequence[StudentRow], others: Sequence[str], settings: Settings, out: Path) -> None:
     """Write grades.csv, canvas.csv, overview.html and reports/ID.md, each whole or not at all."""
     outputs = sorted({name for row in rows if row.judgement for name in row.judgement.scores})
     files = {
@@ -101,7 +101,7 @@ def csv_of(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return buffer.getvalue()
 
 
-def _grades(rows: Sequence[Row], outputs: Sequence[str]) -> tuple[list[str], list[list[object]]]:
+def _grades(rows: Sequence[StudentRow], outputs: Sequence[str]) -> tuple[list[str], list[list[object]]]:
     columns = [name.removesuffix("-output.txt") for name in outputs]
     header = ["id", "grade", "status", "name", "computed", "reason", "open", "deductions", "findings"]
     lines = []
@@ -117,7 +117,7 @@ def _grades(rows: Sequence[Row], outputs: Sequence[str]) -> tuple[list[str], lis
     return [*header, *columns, "file"], lines
 
 
-def _canvas(rows: Iterable[Row], settings: Settings) -> Iterable[list[object]]:
+def _canvas(rows: Iterable[StudentRow], settings: Settings) -> Iterable[list[object]]:
     """The students with a grade: Canvas leaves a student as he is who has no line."""
     for row in rows:
         if row.student_id and row.grade.letter:
@@ -134,7 +134,7 @@ def markdown(value: object) -> str:
     return re.sub(r"([\\`*_{}\[\]()#|~!])", r"\\\1", html.escape(text, quote=False))
 
 
-def report_of(row: Row, settings: Settings) -> str:
+def report_of(row: StudentRow, settings: Settings) -> str:
     """The report of one student, in Markdown."""
     grade = row.grade
     lines = [f"# {markdown(row.student_id)}: {grade.letter or 'no grade'} ({grade.status})", ""]
@@ -155,7 +155,7 @@ def report_of(row: Row, settings: Settings) -> str:
     return "\n".join([*lines, *_scores(row, settings), *_parts(row)]).rstrip("\n") + "\n"
 
 
-def _scores(row: Row, settings: Settings) -> list[str]:
+def _scores(row: StudentRow, settings: Settings) -> list[str]:
     """The table of accuracies."""
     if not (row.judgement and row.judgement.scores):
         return []
@@ -167,7 +167,7 @@ def _scores(row: Row, settings: Settings) -> list[str]:
     return [*lines, ""]
 
 
-def _parts(row: Row) -> list[str]:
+def _parts(row: StudentRow) -> list[str]:
     """The executed checks, with what the failed ones printed last."""
     if row.judgement is None or row.judgement.parts is None:
         return []
@@ -179,7 +179,7 @@ def _parts(row: Row) -> list[str]:
     return [*lines, ""]
 
 
-def _page(rows: Sequence[Row], others: Sequence[str], outputs: Sequence[str]) -> str:
+def _page(rows: Sequence[StudentRow], others: Sequence[str], outputs: Sequence[str]) -> str:
     """One self-contained HTML page, without scripts."""
     jinja2 = need("jinja2")
     options = {"trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
@@ -369,7 +369,7 @@ def _end_later(unraisable: sys.UnraisableHookArgs) -> None:
 
 def rows_of(
     judged: Iterable[tuple[Submission, Judgement | None]], settings: Settings, overrides: dict[str, tuple[str, str]]
-) -> list[Row]:
+) -> list[StudentRow]:
     """A row for each submission, in the order of the IDs, with what shows only beside the others."""
     judged = sorted(judged, key=lambda pair: (not pair[0].student.student_id, pair[0].student, str(pair[0].path)))
     digests = {one.student.student_id: judgement.digests for one, judgement in judged if judgement}
@@ -380,5 +380,5 @@ def rows_of(
         findings = sorted([*extra, *(judgement.findings if judgement else [])], key=rank)
         grade = override(grade_of(findings, judgement, settings), student.student_id, overrides)
         file = printable(one.path.name) if one.path else ""
-        rows.append(Row(*student, file, judgement, findings, grade))
+        rows.append(StudentRow(*student, file, judgement, findings, grade))
     return rows

@@ -37,10 +37,10 @@ from grading.intake import read_payload
 from grading.judge import Executed
 from grading.programs import GradingError, GradingParser, printable, run_main
 from grading.rules import Report
-from grading.sandbox import LIMITS, MB, OPTIONAL, Box, BoxedProcess, Limits, open_box, open_to_all
+from grading.sandbox import LIMITS, MIB, OPTIONAL, Box, BoxedProcess, BoxLimits, open_box, open_to_all
 from grading.submission import CLUTTER, FOREIGN, enter_top_folder
 
-MOST_CODE = 100 * MB  # bytes of a submission that is run
+MOST_CODE = 100 * MIB  # bytes of a submission that is run
 ROPE, ADAMW, START, END = "rope_test.py", "optimizer_test.py", "import of PyTorch", "end of the process"
 
 
@@ -184,7 +184,7 @@ def check_parts(student: BoxedStudent, drawer: random.Random, edition: str) -> I
     parts.draw_salt(kinds, drawer)
     has_classifiers = "causal" not in kinds or takes_attention(student)
     asked = parts.all_parts(kinds, has_classifiers, EDITIONS[edition].sampling)
-    for one in parts.judge(student, asked, parts.right_numbers(kinds), parts.TOLERANCE):
+    for one in parts.judge_parts(student, asked, parts.right_numbers(kinds), parts.TOLERANCE):
         said, tail = f"{one.verdict}: {one.sentence}", student.tails.get(key(one.part.question), "")
         is_right = one.verdict == "ok"
         yield Executed(one.part.name, is_right, "" if is_right else said, "" if is_right else tail)
@@ -206,7 +206,7 @@ def copy_code(folder: Path, target: Path) -> None:
                 continue
             total += found.st_size
             if total > MOST_CODE:
-                raise GradingError(f"the files of the submission have more than {MOST_CODE // MB} MiB")
+                raise GradingError(f"the files of the submission have more than {MOST_CODE // MIB} MiB")
             shutil.copyfile(os.path.join(path, name), place / name)
 
 
@@ -241,7 +241,7 @@ def add_box_flags(parser: GradingParser) -> None:
 
 def box_of(args: Namespace) -> Box:
     """The box that the flags ask for; a line on standard error names the limits that are missing in it."""
-    limits, without = Limits(seconds=time_limit_of(args)), tuple(filter(None, args.allow_without.split(",")))
+    limits, without = BoxLimits(seconds=time_limit_of(args)), tuple(filter(None, args.allow_without.split(",")))
     box = open_box(args.python, limits, without)
     for name in box.missing:
         print(f"warning: the box is without {LIMITS[name]} ({name})", file=sys.stderr)

@@ -36,12 +36,12 @@ from grading.programs import (
     whole_number,
 )
 from grading.rules import Report, Rules
-from grading.sandbox import STUDENT, Limits, UserBox, add_python
+from grading.sandbox import STUDENT, BoxLimits, UserBox, add_python
 from grading.submission import check_bytes
 
 CONFIG, GOLD = "gradescope.json", "gold"  # in the zip
 # Gradescope gives half a processor, 768 MB and ten minutes, if nobody asks for more. The grader itself needs 320 MB.
-LIMITS = Limits(seconds=60.0, total=210.0, memory=380, processes=32, printed=16)
+LIMITS = BoxLimits(seconds=60.0, total=210.0, memory=380, processes=32, printed=16)
 POINTS = {"files": 20.0, "accuracy": 20.0, ROPE: 10.0, ADAMW: 15.0, "parts": 35.0}
 MOST_PARTS = 23  # which share their points
 UNFINISHED = "The autograder did not finish. Submit again; if that does not help, write to the staff of the course."

@@ -32,7 +32,7 @@ from grading.verdicts import (
     attention_alone,
     embedding_alone,
     generate_part,
-    judge,
+    judge_parts,
     layer_alone,
     model_alone,
     sampling_part,
@@ -229,7 +229,7 @@ def check_parts(
         return True
     kind, told = kind_to_judge(args), {} if told is None else told
     has_classifiers = kind != "causal" or takes_attention(student)
-    findings = [*judge(student, all_parts((kind,), has_classifiers, EDITIONS[args.edition].sampling), expected)]
+    findings = [*judge_parts(student, all_parts((kind,), has_classifiers, EDITIONS[args.edition].sampling), expected)]
     keys = ("name", "where", "verdict", "sentence")
     rows = [(one.part.name, one.part.where, one.verdict, one.sentence) for one in findings]
     told["parts"] = [dict(zip(keys, row, strict=True)) for row in rows]
@@ -268,7 +268,7 @@ def said_of_the_other_kind(
     all_are_right = all(one.verdict == "ok" for one in findings)
     if all_are_right:
         parts = [part for part in all_parts((other,)) if part.name.endswith(f", {other}")]
-    for one in judge(student, parts, expected):
+    for one in judge_parts(student, parts, expected):
         if one.sentence == mistakes.MISSING_MASK and len(student.ask(one.part.question).tensors) == 1:
             return f"compute_query_key_value_scores takes no mask, so --attention {other} is not there ({unasked})"
         if one.verdict != "ok":

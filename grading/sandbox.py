@@ -26,7 +26,7 @@ from typing import NamedTuple
 from grading.asking import LOOK, ONE_THREAD, START, TIME_LIMIT, Process
 from grading.programs import GradingError, printable
 
-MB = 1 << 20
+MIB = 1 << 20
 CODE, GRADER = "/code", "/grader"  # in the box
 NOBODY = 65534  # the user of the box where root grades: no limit on the number of processes holds for root
 TOOLS = {"bwrap": "bubblewrap", "prlimit": "util-linux", "setpriv": "util-linux"}  # programs and their packages
@@ -50,7 +50,7 @@ print(json.dumps({"version": sys.version_info[:2], "prefixes": [sys.prefix, sys.
 
 
 @dataclass(frozen=True)
-class Limits:
+class BoxLimits:
     """Of one submission. seconds: for a part. total: seconds for all. memory, disk, printed: MiB. files: their number.
 
     processes: threads count, too.
@@ -65,7 +65,7 @@ class Limits:
     printed: int = 64
 
 
-class Entry(NamedTuple):
+class BoxCommand(NamedTuple):
     """How a command is run in a box: its first words, its variables, the current folder; and the folders inside."""
 
     words: list[str]
@@ -84,7 +84,7 @@ class Box:
     """
 
     python: str
-    limits: Limits = Limits()
+    limits: BoxLimits = BoxLimits()
     user: int | None = None
     mounts: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
@@ -100,11 +100,11 @@ class Box:
     @property
     def limited(self) -> list[str]:
         """The beginning of a command whose use of the machine is limited. Each process has the limit on memory."""
-        memory, sizes = self.limits.memory * MB, {"core": 0, "nofile": 256, "fsize": self.limits.disk * MB}
+        memory, sizes = self.limits.memory * MIB, {"core": 0, "nofile": 256, "fsize": self.limits.disk * MIB}
         sizes |= {"nproc": self.limits.processes, "data": memory, "as": 8 * memory}  # libraries are mapped, too
         return ["prlimit", *(f"--{name}={size}:{size}" for name, size in sizes.items()), "--"]
 
-    def enter(self, home: Path) -> Entry:
+    def enter(self, home: Path) -> BoxCommand:
         """How to run a command in the box. home: the folder that `prepare` has filled."""
         words = ["bwrap", "--unshare-all", *["--share-net"] * ("net" in self.missing), "--unshare-user"]
         words += ["--disable-userns"] * ("users" not in self.missing)
@@ -118,14 +118,14 @@ class Box:
                 words += ["--ro-bind", path, path]
         for path in ("/etc/ld.so.cache", "/etc/alternatives", "/sys/devices/system/cpu"):
             words += ["--ro-bind-try", path, path]
-        size = str(self.limits.disk * MB)
+        size = str(self.limits.disk * MIB)
         words += ["--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/tmp", "--size", size]
         words += ["--tmpfs", "/dev/shm", "--ro-bind", str(home / "code"), CODE]
         for path in self.mounts:
             words += ["--ro-bind", path, path]
         words += ["--ro-bind", str(home / "grader"), GRADER, "--remount-ro", "/dev", "--remount-ro", "/"]
         words = [*self.become, *words, "--chdir", CODE, "--", *self.limited]
-        return Entry(words, {"PATH": os.environ.get("PATH", os.defpath)}, Path("/"), CODE, GRADER)
+        return BoxCommand(words, {"PATH": os.environ.get("PATH", os.defpath)}, Path("/"), CODE, GRADER)
 
     def environment(self, scratch: str) -> dict[str, str]:
         """All variables that the code sees. scratch: the folder that it may write to."""
@@ -156,7 +156,7 @@ class Box:
         """What the processes of a box use beyond the limits that the kernel does not add up, or ""."""
         members, pages = self.members(process), dict(every_process("statm"))
         used = sum(int(pages[one].split()[1]) for one in members if one in pages) * os.sysconf("SC_PAGE_SIZE")
-        if used > self.limits.memory * MB:
+        if used > self.limits.memory * MIB:
             return f"used more than {self.limits.memory:,} MiB of memory"
         most = self.limits.files
         return f"wrote more than {most:,} files" if self.files(members) > most else ""
@@ -200,7 +200,7 @@ class BoxedProcess(Process):
         """End the box when it uses more than its limits."""
         most = self.box.limits.printed
         while self.process.poll() is None:
-            printed = f"printed more than {most:,} MiB" if self.printed > most * MB else ""
+            printed = f"printed more than {most:,} MiB" if self.printed > most * MIB else ""
             if reason := printed or self.box.excess(self.process.pid):
                 self.reason = reason
                 return self.kill()
@@ -221,7 +221,7 @@ class BoxedProcess(Process):
 # ------------------------------------------------------------------------------------------------ opening a box
 
 
-def open_box(python: str | None = None, limits: Limits | None = None, allow_without: tuple[str, ...] = ()) -> Box:
+def open_box(python: str | None = None, limits: BoxLimits | None = None, allow_without: tuple[str, ...] = ()) -> Box:
     """A box that keeps what it promises. python: None takes the one that runs this program.
 
     allow_without: names in `OPTIONAL` that may be missing. Raises `GradingError` where the box cannot be made, where
@@ -237,7 +237,7 @@ def open_box(python: str | None = None, limits: Limits | None = None, allow_with
     python = shutil.which(python or sys.executable)
     if python is None:
         raise GradingError("--python: there is no such program")
-    box = add_python(Box(python, limits or Limits(), NOBODY if os.geteuid() == 0 else None))
+    box = add_python(Box(python, limits or BoxLimits(), NOBODY if os.geteuid() == 0 else None))
     held, said = probe(box)
     if not held and {"net", "users"} & {*allow_without}:  # options that some containers and an old bwrap do not have
         box = replace(box, missing=tuple(name for name in ("net", "users") if name in allow_without))
@@ -283,7 +283,7 @@ def probe(box: Box) -> tuple[list[str], str]:
         box.prepare(Path(home))
         told = {"port": server.getsockname()[1], "libraries": box.libraries, "hidden": [home, __file__, "/etc/passwd"]}
         told |= {"variables": [*box.environment("/tmp"), "PWD", "LC_CTYPE"], "processes": box.limits.processes}
-        told |= {"memory": box.limits.memory * MB, "disk": box.limits.disk * MB}
+        told |= {"memory": box.limits.memory * MIB, "disk": box.limits.disk * MIB}
         entry = box.enter(Path(home))
         command = [*entry.words, box.python, "-B", f"{entry.grader}/grading/probe.py", json.dumps(told)]
         try:
@@ -307,10 +307,10 @@ END_LIMIT = 10.0  # seconds
 class UserBox(Box):
     """A box whose `user` is a real user ID. Only root can use it."""
 
-    def enter(self, home: Path) -> Entry:
+    def enter(self, home: Path) -> BoxCommand:
         code, scratch = home / "code", home / "scratch"
         environment = self.environment(str(scratch))
-        return Entry([*self.become, *self.limited], environment, code, str(code), str(home / "grader"))
+        return BoxCommand([*self.become, *self.limited], environment, code, str(code), str(home / "grader"))
 
     def prepare(self, home: Path) -> None:
         if os.geteuid() != 0 or not self.user:

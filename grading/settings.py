@@ -52,7 +52,7 @@ class Penalties:
 
 
 @dataclass(frozen=True)
-class Limits:
+class SizeLimits:
     __pydantic_config__ = FORBID_OTHERS
     size: float = setting(0.0, "of a zip, in millions of bytes; 0: the edition's")
     unpacked: float = setting(0.0, "of all its files; 0: 20 times that, at most 500")
@@ -71,7 +71,7 @@ class Settings:
     assignment: str = setting("min-llama", "the assignment's column in canvas.csv, as Canvas writes it")
     thresholds: Thresholds = field(default_factory=Thresholds)
     penalties: Penalties = field(default_factory=Penalties)
-    limits: Limits = field(default_factory=Limits)
+    limits: SizeLimits = field(default_factory=SizeLimits)
     references: dict[str, float] = setting({}, 'accuracies in place of the course\'s: "sst-dev-finetuning" = 0.414')
     points: dict[str, float] = setting({}, "points in place of letters in canvas.csv: A = 95.0")
     severity: dict[str, str] = setting({}, f"of a check, in place of its own: {', '.join(SEVERITIES)}")

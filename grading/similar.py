@@ -132,7 +132,7 @@ def _walled(node: ast.stmt) -> list[ast.stmt]:
 # --------------------------------------------------------------------------------------------------- comparing
 
 
-class Comparison:
+class CodeComparison:
     """Fingerprints of many sources, without those of the hand-outs."""
 
     def __init__(self, handouts: Iterable[dict[str, str]]):
@@ -165,7 +165,7 @@ class Comparison:
         return Pair(name, float(max(shares)), first[0], second[0], marks)
 
 
-def all_pairs(comparison: Comparison, prints: Prints, public: Prints) -> list[Pair]:
+def all_pairs(comparison: CodeComparison, prints: Prints, public: Prints) -> list[Pair]:
     """Every submission beside every later one and beside every public solution, the most alike first."""
     pairs = [
         comparison.pair(name, first, second)
@@ -221,7 +221,7 @@ def main() -> int:
     parser.add_argument("--out", metavar="DIR", default=".", help="where similar.html is written: pairs side by side")
     args = parser.parse_args()
     thresholds = THRESHOLDS | dict(map(read_threshold, args.threshold))
-    comparison = Comparison(read_folder(args.handouts).values())
+    comparison = CodeComparison(read_folder(args.handouts).values())
     people = read_folder(args.folder)
     page = Path(args.out, "similar.html")
     check_writable(page, "--out")

@@ -20,8 +20,8 @@ from grading.archive import (
     MAX_ENTRIES,
     MB,
     Archive,
-    Entry,
     FormatError,
+    ZipEntry,
     archive_problems,
     damaged_entries,
     fixed_entry,
@@ -70,7 +70,7 @@ def _ignored(name: str) -> bool:
     return name.startswith("_") or base in (".DS_Store", FINDER_ICON) or base.startswith("._")
 
 
-def enter_top_folder(entries: list[Entry], report: Report, edition: Edition) -> dict[str, Entry]:
+def enter_top_folder(entries: list[ZipEntry], report: Report, edition: Edition) -> dict[str, ZipEntry]:
     """The files by their name below the top folder. A problem unless there is one top folder, named by the ID."""
     entries = [entry for entry in entries if not _ignored(entry.name)]
     loose = {entry.name for entry in entries if "/" not in entry.name}
@@ -97,7 +97,7 @@ def enter_top_folder(entries: list[Entry], report: Report, edition: Edition) -> 
     return _enter_deeper_folder({entry.name.removeprefix(top): entry for entry in inside}, report, edition)
 
 
-def _enter_deeper_folder(files: dict[str, Entry], report: Report, edition: Edition) -> dict[str, Entry]:
+def _enter_deeper_folder(files: dict[str, ZipEntry], report: Report, edition: Edition) -> dict[str, ZipEntry]:
     """The files below the folder that holds the required ones. A problem if that is not the top folder."""
     found = Counter(folder for folder, _, base in (name.rpartition("/") for name in files) if base in edition.required)
     if not found or "" in found:
@@ -111,7 +111,7 @@ def _enter_deeper_folder(files: dict[str, Entry], report: Report, edition: Editi
     return inside
 
 
-def check_names(files: dict[str, Entry], edition: Edition, report: Report) -> None:
+def check_names(files: dict[str, ZipEntry], edition: Edition, report: Report) -> None:
     """Report required and optional files that are absent, empty ones, and files that do not belong there."""
     if missing := [name for name in edition.required if name not in files]:
         said = f"required files are missing: {with_hints(missing, files)}"
@@ -140,7 +140,7 @@ def check_names(files: dict[str, Entry], edition: Edition, report: Report) -> No
         report.notes.append(Message(f"optional and absent: {few(absent)}", "E025-optional"))
 
 
-def _check_pairs(files: dict[str, Entry], present: list[str], report: Report) -> None:
+def _check_pairs(files: dict[str, ZipEntry], present: list[str], report: Report) -> None:
     """Warn of a data set that has one of its two advanced outputs, of dev and of test. present: of those outputs."""
     datasets = {name: name.partition("-")[0] for name in ADVANCED}
     begun = {datasets[name] for name in present}
@@ -217,7 +217,7 @@ def look_into(payload: bytes, student_id: str, rules: Rules) -> tuple[Report, Fi
     return report, files
 
 
-def _check_contents(archive: Archive, files: dict[str, Entry], rules: Rules, report: Report) -> bool:
+def _check_contents(archive: Archive, files: dict[str, ZipEntry], rules: Rules, report: Report) -> bool:
     """Read every entry once, also those that are not judged; check output files and the report.
 
     Returns whether an entry is damaged.

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from grading.addition import ABLATION, BEST, Experiment, accuracy_of, capacity_of, contradictions, judge
+from grading.addition import ABLATION, BEST, Experiment, accuracy_of, capacity_of, contradictions, judge_experiments
 from grading.asking import ChildQuestion, Student
 from grading.judge import Executed
 from grading.programs import few, printable
@@ -58,7 +58,7 @@ def check_models(reader: Student, folder: Path, drawer: random.Random) -> Iterat
         said = list(contradictions(one, *claims))
         shown = f"{one.parameters:,} parameters, {one.capacity:,} operations, {one.accuracy:.2%} of drawn problems"
         yield Executed(part, not said, "; ".join(said) or shown, code="E086-claims" if said else "")
-    for message in judge(found, unread) if found else ():
+    for message in judge_experiments(found, unread) if found else ():
         yield Executed(folder.name, False, str(message), code=message.code)
 
 

@@ -287,7 +287,7 @@ TRAINED = ("norm_or_feed_forward", "rotate", "scores", "attention", "layer")  # 
 NEAR = 5e-4  # how far numbers in float32 may be from those of a mistake
 
 
-def judge(
+def judge_parts(
     student: Student, parts: list[CheckedPart], expected: dict[str, Tensors], tolerance: float = 1e-5
 ) -> Iterator[PartVerdict]:
     """The verdicts on the parts, one by one.

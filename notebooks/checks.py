@@ -23,7 +23,7 @@ import rope
 from grading import adamw, questions, wire
 from grading.asking import ChildAnswer, ChildQuestion, flat_tensors
 from grading.editions import ATTENTION_KINDS
-from grading.parts import all_parts, judge, stored_numbers
+from grading.parts import all_parts, judge_parts, stored_numbers
 from grading.rotation import alike
 
 Function = Callable[..., Any]
@@ -122,7 +122,7 @@ def fault_of(part: str) -> str:
 
 def _first_fault(part: str, kinds: tuple[str, ...]) -> str:
     parts = [one for one in all_parts(kinds) if one.name.partition(",")[0] == part]
-    findings = judge(ReadersCode(), parts, stored_numbers())
+    findings = judge_parts(ReadersCode(), parts, stored_numbers())
     return next((one.sentence for one in findings if one.verdict != "ok"), "")
 
 

@@ -168,14 +168,14 @@ def test_a_text_counts_if_question_and_sum_are_right():
 def test_the_trained_models_are_judged_by_what_was_computed_again():
     fine = {f"ablation_{number}": Experiment(900, 10**12, 0.9) for number in range(1, 6)}
     best = {"best_model": Experiment(500, addition.CAPACITY_LIMIT, 1.0)}
-    assert [*addition.judge(fine | best)] == []
+    assert [*addition.judge_experiments(fine | best)] == []
     assert addition.capacity_of(500, 1000, 10) == 6 * 500 * 1000 * 10
-    assert [*addition.judge({"ablation_1": fine["ablation_1"]}, unread=1)] == []  # which may miss a problem
+    assert [*addition.judge_experiments({"ablation_1": fine["ablation_1"]}, unread=1)] == []  # which may miss a problem
     for changed, code, said in (
         ({"best_model": Experiment(500, 6 * 10**12, 1.0)}, "E084-capacity", "5,808,844,800,000 operations: best_model"),
         ({"best_model": Experiment(500, 10**12, 0.997)}, "E082-addition", "best_model solves 99.70%"),
         ({"ablation_2": Experiment(400, 10**12, 1.0)}, "E085-ablations", "smaller models solve all: ablation_2"),
         ({name: Experiment(900, 10**12, 1.0) for name in fine}, "E085-ablations", "0 ablations miss a problem"),
     ):
-        (problem,) = addition.judge(fine | best | changed)
+        (problem,) = addition.judge_experiments(fine | best | changed)
         assert said in problem and problem.code == code

@@ -326,3 +326,13 @@ def test_modules_of_the_tests_have_names_of_their_own():
     """pytest imports all of them as top modules: of two with one name, it finds the first."""
     found = Counter(path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "__init__.py")
     assert [name for name, count in found.items() if count > 1] == []
+
+
+def test_a_class_name_stands_for_one_class():
+    """In one file alone, so that a name in a message or a trace says which is meant."""
+    found: dict[str, set[str]] = {}
+    for path in PRODUCT:
+        for node in tree_of(path).body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, set()).add(ids(path))
+    assert {name: files for name, files in found.items() if len(files) > 1} == {}

@@ -8,7 +8,7 @@ from wrong_submissions import RIGHT, WRONG, accept_these_files, write_data, writ
 from grading.batch import judge_all, rows_of
 from grading.findings import SEVERITIES
 from grading.intake import find_submissions
-from grading.settings import Limits, Settings
+from grading.settings import Settings, SizeLimits
 
 
 def graded(folder: Path, out: Path, settings: Settings, overrides: dict | None = None, **functions) -> dict:
@@ -24,7 +24,7 @@ def rows(tmp_path_factory):
     folder = tmp_path_factory.mktemp("batch")
     write_data(folder / "data")
     write_wrong_and_right(folder / "zips")
-    settings = Settings(gold=str(folder / "data"), limits=Limits(1.0, 20.0))
+    settings = Settings(gold=str(folder / "data"), limits=SizeLimits(1.0, 20.0))
     with pytest.MonkeyPatch.context() as patch:
         accept_these_files(patch)
         return graded(folder / "zips", folder / "out", settings)

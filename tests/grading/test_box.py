@@ -34,10 +34,10 @@ from grading.box import ADAMW, ROPE, BoxedStudent, Executed, InBox, check_script
 from grading.editions import NORMS
 from grading.mistakes import GENERATE_MISTAKES
 from grading.programs import GradingError
-from grading.sandbox import Box, Limits, open_box
+from grading.sandbox import Box, BoxLimits, open_box
 from grading.small_model import SALT
 
-SMALL = Limits(seconds=20, total=90, memory=1024, processes=32, disk=16, files=1000, printed=8)
+SMALL = BoxLimits(seconds=20, total=90, memory=1024, processes=32, disk=16, files=1000, printed=8)
 PYTHON = "/usr/bin/python3" if os.geteuid() == 0 and not os.stat("/root").st_mode & stat.S_IXOTH else sys.executable
 
 
@@ -201,7 +201,7 @@ def test_a_thread_that_never_ends_fails_at_the_end(student: Path, box: Box, noth
 def test_all_checks_together_have_a_limit(student: Path, box: Box, nothing_left: Path):
     slow = "def apply_rotary_emb(*given, **named):\n    time.sleep(3)\n    return right(*given, **named)\n"
     add(student / "rope.py", f"import time\n{RIGHT}{slow}")
-    hurried = replace(box, limits=Limits(seconds=6, total=9))
+    hurried = replace(box, limits=BoxLimits(seconds=6, total=9))
     started = time.monotonic()
     executed = run_checks(student, "ucsc", hurried)
     assert time.monotonic() - started < 30
@@ -288,7 +288,7 @@ def test_the_probe_finds_what_is_missing(box: Box, lost: str, monkeypatch: pytes
     """Each limit is taken from the command, and the probe misses that one alone."""
     enter = Box.enter
 
-    def weaker(self: Box, home: Path) -> sandbox.Entry:
+    def weaker(self: Box, home: Path) -> sandbox.BoxCommand:
         entry = enter(self, home)
         gone = {"pids": "--nproc=", "memory": "--data=", "users": "--disable-userns"}.get(lost, "none")
         more = {"net": ["--share-net"], "outside": ["--ro-bind", "/etc", "/etc"]}.get(lost, [])

@@ -28,7 +28,7 @@ from grading.box import ADAMW, ROPE, Executed
 from grading.gradescope import UNFINISHED, build
 from grading.intake import MAX_READ
 from grading.programs import GradingError, run_main
-from grading.sandbox import STUDENT, Limits, UserBox, own_libraries
+from grading.sandbox import STUDENT, BoxLimits, UserBox, own_libraries
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root, who gives the code a user of its own"
@@ -368,4 +368,4 @@ def test_a_process_that_has_ended_is_not_waited_for():
 @needs_root
 def test_only_root_can_give_the_code_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(GradingError, match="only root"):
-        UserBox(sys.executable, Limits()).prepare(tmp_path)
+        UserBox(sys.executable, BoxLimits()).prepare(tmp_path)

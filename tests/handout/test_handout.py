@@ -132,7 +132,7 @@ def test_each_hole_alone_fails_its_own_check(tmp_path: Path, hole: Hole, monkeyp
     try:
         mine = [part for part in parts.all_parts((kind,)) if part.name == hole.part.format(kind)]
         with Student(tmp_path / "out") as student:
-            (finding,) = parts.judge(student, mine, parts.stored_numbers(norm))
+            (finding,) = parts.judge_parts(student, mine, parts.stored_numbers(norm))
             assert finding.verdict == "not written yet" and hole.file in finding.sentence
             (rope,) = student.ask_all([rotation.published_case().question])
             assert not rope.trouble
@@ -187,7 +187,7 @@ def test_code_with_another_structure_is_asked_by_way_of_its_adapters(tmp_path: P
             if verdict == "WRONG":
                 (out / "tests/adapters.py").unlink()
             with Student(folder) as student:
-                found = [*parts.judge(student, mine, parts.stored_numbers("layer"))]
+                found = [*parts.judge_parts(student, mine, parts.stored_numbers("layer"))]
             assert found[0].verdict == verdict and {one.verdict for one in found} <= {verdict, "not judged"}, found
     finally:
         small_model.NORM.reset(token)
