@@ -99,6 +99,7 @@ def text_of(folder: Path, temperature: int = 0) -> str:
 # ------------------------------------------------------------------------------------------- scores without a mask
 
 
+@pytest.mark.slow
 def test_scores_without_a_mask_generate_bidirectionally_and_one_line_says_so(without_mask: Callable, tmp_path: Path):
     done = without_mask(*GENERATE, *PATH)
     assert done.returncode == 0, done.stderr
@@ -111,6 +112,7 @@ def test_scores_without_a_mask_generate_bidirectionally_and_one_line_says_so(wit
     assert text_of(tmp_path) == slowly("bidirectional", PROMPT, 0)
 
 
+@pytest.mark.slow
 def test_scores_without_a_mask_are_fine_tuned_bidirectionally_and_one_line_says_so(
     without_mask: Callable, finetune: tuple, tmp_path: Path, run: Callable
 ):
@@ -185,6 +187,7 @@ def make(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_an_edited_generate_continues_a_file_of_prompts(second: Callable, tmp_path: Path):
     prompts = [PROMPT, "A dog was", "The film was"]
     (tmp_path / "prompts.txt").write_text("".join(f"{prompt}\n" for prompt in prompts), encoding="utf-8")
@@ -196,6 +199,7 @@ def test_an_edited_generate_continues_a_file_of_prompts(second: Callable, tmp_pa
     assert [line.startswith(f"note: {OWN_GENERATE}: ") for line in stderr_lines(done.stderr)] == [True]
 
 
+@pytest.mark.slow
 def test_flags_for_sampling_do_not_ask_an_edited_generate_and_one_note_says_so(second: Callable, tmp_path: Path):
     done = second(*GENERATE, *PATH, "--top_k", 1, "--temperature", 0.5)
     assert done.returncode == 0, done.stderr

@@ -134,6 +134,7 @@ def test_the_language_is_a_switch(browser: Browser, live_file: Path):
     assert browser.value("document.querySelector('#language :checked').value") == "zh-TW" and browser.errors == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("languages", "given", "expected"),
     [
@@ -156,6 +157,7 @@ def test_the_reader_s_language_comes_first(
     page.close()
 
 
+@pytest.mark.slow
 def test_a_classifier_s_page_in_chinese(browser: Browser, trained: Trained, tmp_path: Path):
     page = written(tmp_path / "page.html", trained.model)
     opened(browser, page, text="A warm little film.")

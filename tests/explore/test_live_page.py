@@ -137,6 +137,7 @@ def test_what_is_typed_is_read_at_once(browser: Browser, live_file: Path, bundle
     assert browser.errors == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "switches", [{}, {"break": "scores"}, {"attention": "bidirectional"}, {"off": "2.1,4", "uniform": "1.3"}], ids=str
 )
@@ -165,6 +166,7 @@ def test_an_address_is_computed_on_opening(browser: Browser, live_file: Path, bu
     assert browser.errors == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("switches", "words"),
     [
@@ -186,6 +188,7 @@ def test_the_bar_names_the_switches_of_an_address(browser: Browser, live_file: P
     assert browser.value("[byId('switched').textContent, byId('switched').checkVisibility()]") == ["", False]
 
 
+@pytest.mark.slow
 def test_an_address_is_read_with_care(browser: Browser, live_file: Path):
     """What is empty, out of bounds, said twice or of no such head; then the switches by hand."""
     given = {"temperature": " ", "min_p": "2", "top_k": "2.6", "seed": "7", "attention": "causal"}
@@ -212,6 +215,7 @@ def test_an_address_is_read_with_care(browser: Browser, live_file: Path):
     assert browser.errors == []
 
 
+@pytest.mark.slow
 def test_what_the_two_models_say(browser: Browser, live_file: Path):
     """A model that sees what follows has no perplexity; a text ends at the model's end; alike heads are told."""
     opened(browser, live_file, text="The film", temperature=0)
@@ -319,6 +323,7 @@ def test_what_is_seen_can_be_taken_along(browser: Browser, live_file: Path):
     assert Path(download.value.path()).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_texts_stay_texts(browser: Browser, live_file: Path):
     opened(
         browser,
@@ -339,6 +344,7 @@ def test_texts_stay_texts(browser: Browser, live_file: Path):
     assert browser.errors == []
 
 
+@pytest.mark.slow
 def test_a_classifier_word_by_word(browser: Browser, trained: Trained, tmp_path: Path):
     """A word is left out, replaced and put back; the decision is the Python's for what is left."""
     page = written(tmp_path / "page.html", trained.model)
@@ -363,6 +369,7 @@ def test_a_classifier_word_by_word(browser: Browser, trained: Trained, tmp_path:
     assert browser.value("byId('next-card').hidden && !byId('words').hidden") and browser.errors == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "dark"), looks(390, 1600))
 def test_it_can_be_read_at_every_width_and_in_both_themes(browser: Browser, live_file: Path, width: int, dark: bool):
     browser.size(width, 900)

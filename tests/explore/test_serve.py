@@ -111,6 +111,7 @@ def test_every_switch(bundled: InspectedModel, thread: Thread, name: str):
         same(PageAnswers(bundled).answer("numbers", pair), thread.ask("numbers", **pair), name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["linear", "label words"])
 def test_classifiers(kind: str, tokenizer: Tokenizer, tmp_path: Path):
     inspected = classifier_of(kind, "causal", tokenizer)
@@ -122,6 +123,7 @@ def test_classifiers(kind: str, tokenizer: Tokenizer, tmp_path: Path):
         same(*(list(occlusion_in_parts(ask, **given)) for ask in asked))
 
 
+@pytest.mark.slow
 def test_a_long_text_is_made_with_a_cache(bundled: InspectedModel):
     answers, added = PageAnswers(bundled), []
     for _ in range(270):  # past max_seq_len

@@ -142,6 +142,7 @@ RARELY = (
     "no token twice", "a docstring", "a renamed local", "a print", "the last layer mixes positions",
     "half-vector rotation", "masks hide less", "another spelling of attention",
     "mean instead of mean of squares", "no residual", "long texts are another case", "another spelling",
+    "GELU for SiLU", "another position is read", "layers mix positions", "another spelling of what is read",
 )  # fmt: skip
 
 
@@ -179,6 +180,7 @@ MORE_ARGUMENTS = (
 )
 
 
+@pytest.mark.slow
 def test_methods_may_take_more_arguments(tmp_path: Path, unedited: dict):
     found, notes = after_edit(tmp_path, *MORE_ARGUMENTS)
     for attention, sides in found.items():

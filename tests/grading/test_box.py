@@ -401,6 +401,7 @@ def test_another_salt_gives_other_numbers_to_every_part():
     )
 
 
+@pytest.mark.slow
 def test_on_a_drawn_model_every_mistake_in_generate_shows():
     """Some weights would hide where a long text is cut. Of twelve models without that condition, three did."""
 

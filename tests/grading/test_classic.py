@@ -56,6 +56,7 @@ def test_a_right_classic_student_is_right_in_every_part(tmp_path: Path, edition:
     assert extra == (takes_none if edition in ("ucsc", "cmu2024") else "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("texts", "said"), [
     (WITH_A_MASK, "with the causal mask as well, --attention causal works"),
     (with_mask("masked_fill(~mask", "masked_fill(mask"),
@@ -71,6 +72,7 @@ def test_a_mask_is_extra_where_the_edition_has_none(tmp_path: Path, texts: dict[
     assert status == 0 and found.pop("extra") == said and set(found.values()) == {"ok"}, found
 
 
+@pytest.mark.slow
 def test_where_scores_are_wrong_without_a_mask_nothing_is_said_of_one(tmp_path: Path):
     texts = with_mask(" / math.sqrt(self.head_dim)", "")
     status, found = parts_of(write_student(tmp_path / "student", changed=texts))
@@ -78,6 +80,7 @@ def test_where_scores_are_wrong_without_a_mask_nothing_is_said_of_one(tmp_path: 
     assert found["scores and softmax, bidirectional"].startswith("WRONG: scores are not scaled")
 
 
+@pytest.mark.slow
 def test_the_kind_that_is_asked_for_decides(tmp_path: Path):
     status, found = parts_of(write_student(tmp_path / "asked"), "--attention", "bidirectional")
     assert status == 0 and "extra" not in found
@@ -88,6 +91,7 @@ def test_the_kind_that_is_asked_for_decides(tmp_path: Path):
     assert status == 0 and set(found.values()) == {"ok"}, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("texts", "said"), [
     ({**WITH_A_MASK, ATTENTION: None}, "ok"),
     ({**with_mask("~mask,", "mask,"), ATTENTION: None},
@@ -105,6 +109,7 @@ def test_a_causal_edition_takes_a_mask_of_the_functions_own_and_one_that_it_is_g
     assert found["scores and softmax, causal"] == said and status == (said != "ok"), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("old", "new", "said"), [
     ("probs = torch", "unused = torch", "tokens are drawn that the edition's sampling leaves out"),
     ("/ temperature", "* 9.0", "likely tokens are never drawn"),
@@ -132,6 +137,7 @@ def test_two_mistakes_in_one_part_are_both_named(tmp_path: Path):
     )
 
 
+@pytest.mark.slow
 def test_a_mistake_is_named_although_a_part_that_is_needed_is_wrong(tmp_path: Path):
     once, alternating = "torch.repeat_interleave(x, self.n_rep, dim=2)", "x.repeat(1, 1, self.n_rep, 1)"
     assert once in ATTENTION_FORWARD
@@ -154,6 +160,7 @@ def test_a_mistake_is_named_although_a_part_that_is_needed_is_wrong(tmp_path: Pa
     assert found["zero-shot classifier, bidirectional"].startswith("not judged: it needs ")
 
 
+@pytest.mark.slow
 def test_right_parts_behind_a_wrong_one_are_not_judged(tmp_path: Path):
     _, found = parts_of(write_student(tmp_path / "student", changed=changed(NORM, "return x", "return 2 * x")))
     wrong = {name for name, said in found.items() if said.startswith("WRONG")}
@@ -162,6 +169,7 @@ def test_right_parts_behind_a_wrong_one_are_not_judged(tmp_path: Path):
         assert found[f"{name}, bidirectional"] == "not judged: it needs RMSNorm", found
 
 
+@pytest.mark.slow
 def test_an_exception_of_its_own_is_told_of_a_part_that_needs_a_wrong_one(tmp_path: Path):
     texts = {**changed(NORM, "self.eps", "1e-4"), **changed(LAYER, "return h +", "return h @")}
     _, found = parts_of(write_student(tmp_path / "student", changed=texts))
@@ -205,6 +213,7 @@ def optimizer_test(folder: Path, *flags: str) -> subprocess.CompletedProcess:
     return run(folder, ROOT / "optimizer_test.py", "--code", folder, *flags)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edition", ["ucsc", "cmu2024"])
 def test_a_decay_inside_alpha_fails_here_and_passes_the_course(tmp_path: Path, edition: str):
     done = optimizer_test(write_student(tmp_path / "student", changed=BY_ALPHA), "--edition", edition)
@@ -214,12 +223,14 @@ def test_a_decay_inside_alpha_fails_here_and_passes_the_course(tmp_path: Path, e
     assert course.endswith("; in this edition it decides)")
 
 
+@pytest.mark.slow
 def test_what_the_course_does_not_accept_fails(tmp_path: Path):
     done = optimizer_test(write_student(tmp_path / "student", changed=changed(STEP, "math.sqrt(1 - beta2 ** t)", "1")))
     assert done.returncode == 1 and COURSE not in done.stdout
     assert done.stdout.splitlines()[-1].startswith("Optimizer test FAILED: the bias correction lacks sqrt"), done.stdout
 
 
+@pytest.mark.slow
 def test_a_step_that_knows_the_published_weights_alone_fails(tmp_path: Path):
     """It does nothing but write the weights of the course's run."""
     forged = """
