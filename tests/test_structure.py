@@ -336,3 +336,16 @@ def test_a_class_name_stands_for_one_class():
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, set()).add(ids(path))
     assert {name: files for name, files in found.items() if len(files) > 1} == {}
+
+
+def test_the_page_for_contributors_names_tests_of_every_file():
+    """Each file has a row of its own or that of its folder, and all tests that it names are there."""
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?`) \| (.*?) \| .* \|$", page, re.MULTILINE)
+    named = [name for files, _ in rows for name in re.findall(r"`([\w./]+)`", files)]
+    assert not [name for name in named if not (ROOT / name).exists()]
+    assert not [
+        name for _, tests in rows for name in re.findall(r"tests/[\w/.]*\w", tests) if not (ROOT / name).exists()
+    ]
+    folders = tuple(name for name in named if name.endswith("/"))
+    assert not [ids(path) for path in PRODUCT if ids(path) not in named and not ids(path).startswith(folders)]
