@@ -17,8 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
-
 from utils import UserError, atomic_write, hub_hint, shorten, warn
 
 if TYPE_CHECKING:
@@ -214,11 +212,15 @@ class NameLock:
     """
 
     def __init__(self, path: str | os.PathLike):
+        from filelock import FileLock  # here: text is generated without a lock, and sooner without this import
+
         self.path = Path(path)
         self._lock = FileLock(path, thread_local=False)
 
     def acquire(self) -> bool:
         """Try to take the lock. Returns whether this object has it now; False: another process has it."""
+        from filelock import Timeout
+
         while not self._lock.is_locked:
             try:
                 self._lock.acquire(timeout=0)
