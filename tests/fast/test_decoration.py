@@ -48,9 +48,13 @@ DRIVERS = ("run_llama", *(f"engine.{name}" for name in DRIVERS))
 # where to be seen in one command is enough
 WITHOUT_KERNELS = ("tokenizer", *(f"engine.{name}" for name in TRAINING))
 OF_UTILS = ("seed_everything",)
+OVERRIDDEN = ("engine.decoding.Decoder.generate",)  # each decoder of fast/ has its own
 EXCEPTIONS = {  # what rightly shows nowhere, and why
     "engine.decoding.Sampling.__post_init__": "an error for settings that the flags have refused already",
     "engine.decoding.Sampling.limits": "one token more to choose from is never drawn: this model is sure",
+    "engine.decoding.why_own_generate": "says which of two ways that give the same text is gone",
+    "engine.decoding._sides": "makes the comparison of both; another one that holds changes nothing",
+    "engine.decoding._cases": "the same",
     "engine.decoding.truncate": "only which probabilities are 0 counts, and the change keeps zeros",
     "engine.weights.Unfilled.__torch_function__": "saves time where there are no numbers",
     "engine.weights._tensor_error": "an error for what is no weight",
@@ -113,6 +117,7 @@ def functions_of(module_name: str) -> Iterator[Function]:
         for attribute, value in list(vars(owner).items()):
             function = Function(f"{prefix}.{attribute}", owner, attribute, value)
             is_written_here = function.code is not None and function.code.co_filename == module.__file__
+            is_written_here &= function.name not in OVERRIDDEN
             if is_written_here and (module_name != "utils" or attribute in OF_UTILS):
                 yield function
 
