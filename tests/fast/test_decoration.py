@@ -52,7 +52,7 @@ OVERRIDDEN = ("engine.decoding.Decoder.generate",)  # each decoder of fast/ has 
 EXCEPTIONS = {  # what rightly shows nowhere, and why
     "engine.decoding.Sampling.__post_init__": "an error for settings that the flags have refused already",
     "engine.decoding.Sampling.limits": "one token more to choose from is never drawn: this model is sure",
-    "engine.decoding.why_own_generate": "says which of two ways that give the same text is gone",
+    "engine.decoding.why_own_generate": "says which of two ways that give the same text is taken",
     "engine.decoding._sides": "makes the comparison of both; another one that holds changes nothing",
     "engine.decoding._cases": "the same",
     "engine.decoding.truncate": "only which probabilities are 0 counts, and the change keeps zeros",
