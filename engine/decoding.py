@@ -94,7 +94,7 @@ def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def chooser(sampling: Sampling, generator: torch.Generator | None = None, pad: torch.Tensor | None = None) -> Choose:
-    """A function that replaces `sample_next`, for the argument `choose` of `decoding.continue_texts`.
+    """A function that replaces `sample_next`, for the argument `choose` of `continue_texts`.
 
     pad: b, the number of padding tokens at the start of each row.
     """
@@ -218,7 +218,7 @@ def continue_texts(
     choose: Choose | None = None,
     next_logits: NextLogits | None = None,
 ) -> torch.Tensor:
-    """Continue `idx` by at most `max_new_tokens` tokens, each chosen by `sampling.sample_next` at this temperature.
+    """Continue `idx` by at most `max_new_tokens` tokens, each chosen by `sample_next` at this temperature.
 
     idx: b s -> b (s + new). A causal model keeps keys and values until the text is longer than `max_seq_len`, if
     `engine.context` finds that its code allows it; else the tokens in reach are computed anew, with the same result.

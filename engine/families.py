@@ -54,7 +54,7 @@ class ModelFamily:
     def reopen(self, saved: dict[str, Any], path: str) -> tuple[nn.Module, Any]:
         """The pretrained model of a saved classifier, before its weights are loaded, and its tokenizer.
 
-        saved: the values of `saved.record_of`, and the weights under "model"; the weights are compared with the config
+        saved: the values of `runs.record_of`, and the weights under "model"; the weights are compared with the config
         before a model is made. path: the file's name for errors. Raises `UserError` or `ValueError`.
         """
         raise NotImplementedError

@@ -34,7 +34,7 @@ class InputFile:
     @classmethod
     def of(cls, path: str | os.PathLike, names: Iterable[str] = (), columns: Columns | None = None) -> InputFile:
         """Compute the checksum. names: the files to read, or their paths, if `path` is a folder. columns: the columns
-        to read, if the file has columns (see `columns.py`); they are part of the checksum."""
+        to read, if the file has columns (see `tables.py`); they are part of the checksum."""
         if not os.path.isdir(path):
             content = sha256_of(path)
             if columns is not None and has_columns(path):

@@ -1,4 +1,4 @@
-"""Reading with a context, engine/context.py and engine/context.py: as llama.py reads, or not at all."""
+"""Reading with a context, engine/context.py: as llama.py reads, or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choosing tokens and continuing texts: engine/decoding.py and engine/decoding.py, and what they have of llama.py."""
+"""Choosing tokens and continuing texts: engine/decoding.py, and what they have of llama.py."""
 
 from __future__ import annotations
 
