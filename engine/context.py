@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from base_llama import causal_mask
-from config import ATTENTION_KINDS, LlamaConfig
+from config import LlamaConfig
 from engine.equivalence import Case, Comparison, EquivalenceCheck
 from engine.weights import computable_kinds, takes_mask
 from llama import NORMS, Attention, FeedForward, Llama, LlamaLayer
@@ -328,19 +328,26 @@ def context_check(config: tuple[tuple[str, Any], ...]) -> EquivalenceCheck:
     return EquivalenceCheck("Llama.forward", roots, partial(_sides, made), instead=WITHOUT_CACHE)
 
 
-def _sides(config: LlamaConfig) -> Comparison:
-    """Small models, one as deep as `config` says, because an edit may concern one layer, and shallow ones."""
+def small_models(config: LlamaConfig, depths: dict[tuple[str, int], int]) -> dict[tuple[str, int], Llama]:
+    """Random models with the settings of `config`, but small. depths: layers, by attention and number of positions."""
     small = {"dim": 32, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 50, "hidden_dim": 24, "dropout": 0.0}
     models = {}
-    for kind, limit, depth in (
-        ("causal", LIMIT, config.n_layers),
-        ("bidirectional", LIMIT, 2),
-        ("causal", LONG_TEXT, 1),
-    ):
+    for (kind, limit), depth in depths.items():
         settings = {**vars(config), **small, "max_seq_len": limit, "n_layers": depth, "attention": kind}
-        model = models[kind, limit] = Llama(LlamaConfig(**settings)).eval().requires_grad_(False)
+        model = models[kind, limit] = Llama(LlamaConfig(**settings)).eval()
         for parameter in model.parameters():
             nn.init.normal_(parameter, std=0.4 if parameter.dim() == 2 else 1.0)
+    return models
+
+
+def _sides(config: LlamaConfig) -> Comparison:
+    """Small models, one as deep as `config` says, because an edit may concern one layer, and shallow ones."""
+    depths = {("causal", LIMIT): config.n_layers, ("causal", LONG_TEXT): 1}
+    if not config.is_causal:  # no causal model is read the other way
+        depths["bidirectional", LIMIT] = 2
+    models = small_models(config, depths)
+    for model in models.values():
+        model.requires_grad_(False)
 
     def ask(is_plain: bool) -> Callable[..., list[torch.Tensor]]:
         def run(part: Callable, which: tuple[str, int], *inputs: torch.Tensor) -> list[torch.Tensor]:
@@ -348,8 +355,8 @@ def _sides(config: LlamaConfig) -> Comparison:
 
         return run
 
-    asked = {"causal"} if config.is_causal else set(ATTENTION_KINDS)  # no causal model is read the other way
-    return Comparison(ask(True), ask(False), list(_cases(asked.intersection(computable_kinds()))))
+    kinds = {kind for kind, _ in models}
+    return Comparison(ask(True), ask(False), list(_cases(kinds.intersection(computable_kinds()))))
 
 
 def _cases(kinds: set[str]) -> Iterator[Case]:

@@ -19,11 +19,14 @@ import classifier
 from base_llama import sequence_lengths
 from config import ATTENTION_KINDS, LlamaConfig
 from engine.context import (
+    LIMIT,
+    LONG_TEXT,
     AttentionContext,
     ContextAttention,
     has_known_attention,
     has_own_forward,
     sharing,
+    small_models,
     with_context,
 )
 from engine.equivalence import Case, Comparison, EquivalenceCheck
@@ -31,7 +34,6 @@ from engine.weights import computable_kinds
 from llama import NORMS, Attention, FeedForward, Llama, LlamaLayer
 
 ASKED = (LlamaLayer, Attention, FeedForward, (Llama, "forward"))
-LIMIT, LONG_TEXT = 8, 300  # positions of the models that are compared
 
 
 class LastLayer(LlamaLayer):
@@ -114,15 +116,9 @@ def last_position_check(config: tuple[tuple[str, Any], ...]) -> EquivalenceCheck
 
 def _sides(config: LlamaConfig) -> Comparison:
     """A small model as deep as `config` says, because an edit may concern one layer, and two of two layers."""
-    small = {"dim": 32, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 50, "hidden_dim": 24, "dropout": 0.0}
     other = "bidirectional" if config.is_causal else "causal"
     depths = {(config.attention, LIMIT): config.n_layers, (other, LIMIT): 2, (config.attention, LONG_TEXT): 2}
-    models = {}
-    for (kind, limit), depth in depths.items():
-        settings = {**vars(config), **small, "max_seq_len": limit, "n_layers": depth, "attention": kind}
-        models[kind, limit] = Llama(LlamaConfig(**settings)).eval()
-        for parameter in models[kind, limit].parameters():
-            nn.init.normal_(parameter, std=0.4 if parameter.dim() == 2 else 1.0)
+    models = small_models(config, depths)
 
     def plain(which: tuple[str, int], tokens: torch.Tensor, at: torch.Tensor) -> list[torch.Tensor]:
         logits, h = models[which](tokens)
