@@ -25,6 +25,8 @@ from utils import UserError
 # logits b v, idx b s -> b 1; or r 1 with row numbers r, see `continue_texts`
 Choose = Callable[[torch.Tensor, torch.Tensor], "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"]
 
+LEAST_TEMPERATURE = 1e-30  # by a smaller one float32 cannot divide; the likeliest token alone is drawn either way
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -80,7 +82,7 @@ def sample_next(
     if temperature == 0.0:
         return best
     # the maximum is subtracted first, so that a very small temperature does not overflow
-    probs = ((logits.float() - largest.float()) / temperature).softmax(dim=-1)  # b v
+    probs = ((logits.float() - largest.float()) / max(temperature, LEAST_TEMPERATURE)).softmax(dim=-1)  # b v
     return torch.multinomial(probs, num_samples=1, generator=generator)  # b 1
 
 
@@ -136,7 +138,7 @@ def drop(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     if sampling.limits == (None,) * 4:
         return logits
     _, largest = likeliest(logits)
-    probs = ((logits.float() - largest.float()) / sampling.temperature).softmax(dim=-1)  # b v
+    probs = ((logits.float() - largest.float()) / max(sampling.temperature, LEAST_TEMPERATURE)).softmax(dim=-1)  # b v
     return logits.masked_fill(truncate(probs, *sampling.limits) == 0.0, -math.inf)
 
 

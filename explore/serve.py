@@ -8,10 +8,12 @@ reader's connection (DNS rebinding). It has one page and one kind of question, a
 from __future__ import annotations
 
 import base64
+import contextlib
 import hmac
 import json
 import os
 import secrets
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 MOST_BYTES = 1_000_000  # of a question
-WAIT_SECONDS = 30  # for the rest of a request
+WAIT_SECONDS = 30  # for the next bytes of a request
+MOST_WAITING = 64  # connections whose request is not read yet
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -50,6 +53,21 @@ class LiveServer(ThreadingHTTPServer):
         except OSError as error:
             raise UserError(f"--serve {port}: cannot listen on {HOST} ({error.strerror})") from None
         self.secret, self.lock = secrets.token_urlsafe(24), threading.Lock()
+        self.waiting: dict[socket.socket, None] = {}  # the oldest first
+
+    def process_request(self, request: socket.socket, client_address: Any) -> None:
+        """Read a request in a thread of its own. Of too many that only wait, the oldest connection is ended."""
+        self.waiting[request] = None
+        if len(self.waiting) > MOST_WAITING:
+            oldest = list(self.waiting)[0]
+            self.waiting.pop(oldest, None)
+            with contextlib.suppress(OSError):  # it has ended by itself meanwhile
+                oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.waiting.pop(request, None)
+        super().shutdown_request(request)
 
     @property
     def address(self) -> str:
@@ -80,6 +98,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         try:
             asked = json.loads(self.rfile.read(int(length)))
+            self.server.waiting.pop(self.request, None)
             with self.server.lock:
                 answer = self.server.answer(asked["kind"], asked["given"])
         except (UserError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -94,6 +94,12 @@ def test_a_temperature_that_cannot_be_is_refused(temperature: float):
         continue_texts(random_llama(), torch.tensor([[1, 5]]), 2, temperature)
 
 
+@pytest.mark.parametrize("limits", [{}, {"top_k": 3}, {"top_p": 5e-324}, {"min_p": 5e-324}])
+@pytest.mark.parametrize("temperature", [1e-38, 1e-50, 5e-324])
+def test_the_smallest_temperatures_draw_the_likeliest(temperature: float, limits: dict):
+    assert chooser(Sampling(temperature, **limits))(LOGITS, torch.tensor([[1]])).tolist() == [[0]]
+
+
 def test_temperature_zero_is_argmax_and_draws_no_random_number():
     state = torch.get_rng_state()
     assert sample_next(LOGITS, temperature=0.0).tolist() == [[0]]

@@ -26,7 +26,7 @@ from thread import Thread, occlusion_in_parts, rounded, thread_of
 from explore import served
 from explore.broken import BREAKS
 from explore.inspected import InspectedModel
-from explore.serve import MOST_BYTES, LiveServer, serve
+from explore.serve import MOST_BYTES, MOST_WAITING, LiveServer, serve
 from explore.served import PageAnswers
 from tokenizer import Tokenizer
 from utils import UserError
@@ -252,6 +252,23 @@ def test_bytes_that_are_no_request_get_one_line(server: LiveServer):
             connection = socket.create_connection(("127.0.0.1", server.server_port), timeout=20)
             opened.enter_context(connection).sendall(b"GET /")
         assert ask(server, QUESTION)[0] == 200
+
+
+def test_connections_that_wait_are_bounded_and_the_oldest_are_ended(server: LiveServer):
+    with contextlib.ExitStack() as opened:
+        address = ("127.0.0.1", server.server_port)
+        idle = [opened.enter_context(socket.create_connection(address, timeout=20)) for _ in range(MOST_WAITING + 40)]
+        assert ask(server, QUESTION)[0] == 200
+        assert all(connection.recv(1) == b"" for connection in idle[:40])  # ended
+        idle[-1].sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert b"403" in idle[-1].recv(100)  # the youngest still get an answer
+    assert len(server.waiting) <= MOST_WAITING
+
+
+def test_the_smallest_numbers_give_numbers(server: LiveServer):
+    tiny = {"temperature": 5e-324, "topP": 5e-324, "minP": 5e-324}
+    status, answer = ask(server, json.dumps({"kind": "next", "given": {"text": "a", "sampling": tiny}}).encode())
+    assert status == 200 and b"NaN" not in answer and json.loads(answer)["kept"] == 1
 
 
 def test_a_hostile_question_gets_one_line(server: LiveServer):
