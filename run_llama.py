@@ -80,9 +80,9 @@ def main() -> None:
     from engine.flags import Insisted
     from engine.inference import continue_each, continue_prompt, perplexity, predict
     from engine.plan import ComputeSettings
-    from engine.reports import join_world
+    from engine.reports import held_outputs, join_world
 
-    with join_world(args) as distributed:
+    with join_world(args) as distributed, held_outputs(args, distributed):
         seed_everything(args.seed)
         device = choose_device(args.device, args.use_gpu)
         insists = isinstance(args.precision, Insisted)

@@ -225,9 +225,11 @@ def main() -> None:
     from engine.finetuning import finetune
     from engine.plan import ComputeSettings
     from engine.processes import SINGLE_PROCESS
+    from engine.reports import held_outputs
 
     print(f"args: {vars(args)}")
-    finetune(args, ComputeSettings(choose_device(args.device, args.use_gpu), args.kernels), SINGLE_PROCESS)
+    with held_outputs(args, SINGLE_PROCESS):
+        finetune(args, ComputeSettings(choose_device(args.device, args.use_gpu), args.kernels), SINGLE_PROCESS)
 
 
 if __name__ == "__main__":

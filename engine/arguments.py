@@ -47,6 +47,7 @@ from engine.tables import FORMATS, STANDARD_INPUT, Columns, has_columns
 from utils import QUESTION_OF_TEXTS, UserError, find_asset, hub_hint, join_names, warn
 
 TO_STDOUT = (None, "-")  # values of --output
+OUTPUT_FLAGS = {"dev_out": "dev", "test_out": "test"}  # each with the data that is predicted
 
 
 def check_files(args: Namespace) -> dict[str, Path]:
@@ -115,14 +116,14 @@ def temperature_path(args: Namespace) -> Path:
 def _check_classify_files(args: Namespace) -> dict[str, Path]:
     """Check the outputs of a classification, and replace the names of the data files by their paths."""
     kind, outputs = "advanced" if args.method else OUTPUT_WORDS[args.option], {}
-    for flag, split in (("dev_out", "dev"), ("test_out", "test")):
+    for flag, split in OUTPUT_FLAGS.items():
         path = getattr(args, flag)
         ending = f"{split}-{kind}-output.txt"
         if not path.endswith(ending):
             how = f"--method {args.method}" if args.method else f"--option {args.option}"
             raise UserError(f"--{flag} {path}: with {how} the name must end in {ending}")
         check_writable(path, f"--{flag}")
-        outputs[f"--{flag}"] = Path(path)
+        outputs |= {f"--{flag}": Path(path), f"the lock of --{flag}": lock_of(path)}
     if args.option == "prompt" and isinstance(args.train, Default):
         # nothing is trained: the default file may be absent, and it is left out if the user names other data
         if find_asset(args.train) is None or not isinstance(args.dev, Default):
@@ -138,6 +139,11 @@ def _check_classify_files(args: Namespace) -> dict[str, Path]:
         for path in candidates:
             outputs |= files_of_model(path)
     return outputs
+
+
+def lock_of(path: str) -> Path:
+    """The lock on an output file; its name is no longer than that of the file."""
+    return Path(path).with_suffix(".lck")
 
 
 def _find_models(names: Sequence[str]) -> list[str]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from engine.arguments import TO_STDOUT, is_one_of_several
+from engine.arguments import OUTPUT_FLAGS, TO_STDOUT, is_one_of_several, lock_of
 from engine.data import Example, create_data, format_line, read_label_names
 from engine.flags import SPLITS, TRAINING, inputs_of
 from engine.plan import InputFile
@@ -47,6 +47,25 @@ def join_world(args: Namespace) -> Iterator[Distributed]:
     with torchrun.join(choose_device(args.device, args.use_gpu), shard=args.shard) as group:
         group.require_alike(facts(args))
         yield group
+
+
+@contextmanager
+def held_outputs(args: Namespace, distributed: Distributed) -> Iterator[None]:
+    """Keep the files of --dev_out and --test_out for this run. Raises `UserError` if another run has them."""
+    from engine.storage import NameLock
+
+    def hold() -> None:
+        for flag in OUTPUT_FLAGS if args.option in ("prompt", *TRAINING) else ():
+            path = getattr(args, flag)
+            lock = NameLock(lock_of(path))
+            if not lock.acquire():
+                where = "name another file, or run in another folder"
+                raise UserError(f"--{flag} {path} is in use by another process; {where}")
+            held.callback(lock.release)
+
+    with ExitStack() as held:
+        distributed.from_first(hold)
+        yield
 
 
 def facts(args: Namespace) -> dict[str, Any]:

@@ -477,6 +477,21 @@ def test_two_runs_at_once_do_not_mix(call: Callable, classify_flags: Callable, t
     assert not list(tmp_path.glob("*.lock")) and not list(tmp_path.glob("*.resume"))
 
 
+@pytest.mark.parametrize(("option", "split"), [("prompt", "dev"), ("finetune", "test")])
+def test_output_files_of_another_run_are_not_overwritten(
+    call: Callable, classify_flags: Callable, tmp_path: Path, option: str, split: str
+) -> None:
+    flags = classify_flags(option)
+    path = Path(flags[flags.index(f"--{split}_out") + 1])
+    other = storage.NameLock(path.with_suffix(".lck"))
+    assert other.acquire()
+    status, _, err = call(*flags)
+    check_one_error(status, err, f"--{split}_out {path}", "is in use by another process")
+    other.release()
+    assert not list(tmp_path.iterdir())
+    assert call(*flags)[0] == 0 and not list(tmp_path.glob("*.l*ck"))
+
+
 def test_a_model_that_another_run_replaced_is_not_predicted_with(
     call: Callable, classify_flags: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
