@@ -231,8 +231,15 @@ def closure_fault(student: Student) -> str:
     answer = student.ask(ChildQuestion("step_with_closure", "optimizer", FEW_SETTINGS, tensors))
     if answer.trouble:
         return f"AdamW: {answer.line}"
+    *found, calls = answer.tensors
+    if not calls.all():
+        return "AdamW: step(closure) calls the closure without gradients: call it under torch.enable_grad()"
+    if not calls.numel() or not found[0].numel():
+        return "AdamW: step(closure) returns no loss: call the closure, and return what it returns"
+    if calls.numel() > 1:
+        return f"AdamW: step(closure) calls the closure {calls.numel()} times: once is enough"
     loss = (FIRST_WEIGHTS * gradients()[0]).sum()
-    right = alike(answer.tensors, (loss, adamw(steps=1, **FEW_SETTINGS)))
+    right = alike(tuple(found), (loss, adamw(steps=1, **FEW_SETTINGS)))
     return "" if right else "AdamW: step(closure) does not return the closure's loss, or steps otherwise than step()"
 
 

@@ -232,7 +232,7 @@ class Student:
         except TimeoutError:
             answer = f"did not end within {self.time_limit:g} s"
         if isinstance(answer, ChildAnswer):
-            return answer
+            return without_given(answer, question)
         name, doing = [question.module, *importing][-1], "imported" if importing else "called"
         lost = ChildAnswer(trouble=f"{short_repr(name)}.py {answer} while it was {doing}", is_lost=True)
         self.lost_imports |= dict.fromkeys(importing[-MOST_LOST:], lost)
@@ -347,6 +347,20 @@ def takes_attention(student: Student) -> bool:
     False where the question fails: questions that follow will say why.
     """
     return not student.ask(ChildQuestion("names_attention", "llama")).trouble
+
+
+def without_given(answer: ChildAnswer, question: ChildQuestion) -> ChildAnswer:
+    """The answer without the question's own tensors; a trouble if one of them was changed."""
+    import torch
+
+    if answer.trouble or question.name == "saved_model":
+        return answer
+    found = dict(zip(answer.names, answer.tensors, strict=True))
+    for name, tensor in flat_tensors(question.tensors).items():
+        kept = found.pop(f"{wire.GIVEN}{name}", None)
+        if kept is None or not torch.equal(kept, tensor.double()):
+            return ChildAnswer(trouble=f"it changes its input {name} in place; make a new tensor")
+    return ChildAnswer(tuple(found.values()), names=tuple(found))
 
 
 def short_repr(text: object) -> str:

@@ -36,6 +36,8 @@ from grading.verdicts import (
     layer_alone,
     model_alone,
     sampling_part,
+    slopes_of_embedding,
+    slopes_of_inputs,
     small_config,
     with_mistakes,
     zero_shot_alone,
@@ -62,14 +64,17 @@ def norm_part() -> CheckedPart:
     table = mistakes.LAYER_NORM_MISTAKES if has_bias else mistakes.NORM_MISTAKES
     wrong = with_mistakes(by_hand, table, *inputs, small.NORM_EPS)
     where = "class LayerNorm in llama.py or base_llama.py" if has_bias else "class RMSNorm in llama.py"
-    return CheckedPart(name, where, ask_module(name, weights, small.DIM, small.NORM_EPS), wrong, (IMPORT,))
+    question = ask_module(name, weights, small.DIM, small.NORM_EPS)
+    slopes = slopes_of_inputs(question, by_hand, *inputs, small.NORM_EPS)
+    return CheckedPart(name, where, question, wrong, (IMPORT,), slopes=slopes)
 
 
 def rotary_part() -> CheckedPart:
     query, key = small.rotary_inputs()
     wrong = with_mistakes(rotation.rotate_both, rotation.ROTATION_MISTAKES, query, key, small.THETA)
     question = rotation.ask_rotation(query, key, SMALL_SHAPE["max_seq_len"])
-    return CheckedPart("rotary embedding", "apply_rotary_emb in rope.py", question, wrong)
+    slopes = slopes_of_inputs(question, rotation.rotate_both, query, key, small.THETA)
+    return CheckedPart("rotary embedding", "apply_rotary_emb in rope.py", question, wrong, slopes=slopes)
 
 
 def scores_part(kind: str) -> CheckedPart:
@@ -79,11 +84,11 @@ def scores_part(kind: str) -> CheckedPart:
     inputs = (*in_double(heads).values(), is_causal)
     wrong = with_mistakes(small.attend, mistakes.ATTEND_MISTAKES, *inputs)
     where = "Attention.compute_query_key_value_scores in llama.py"
-    part = CheckedPart(f"scores and softmax, {kind}", where, question, wrong, (IMPORT,))
-    if not is_causal:
-        return part
-    given_mask = question._replace(tensors={**heads, "mask": small.MASK})
-    return part._replace(question=given_mask, read=partial(masked_scores, small.attend(*inputs)))
+    if is_causal:
+        question = question._replace(tensors={**heads, "mask": small.MASK})
+    slopes = slopes_of_inputs(question, small.attend, *inputs)
+    part = CheckedPart(f"scores and softmax, {kind}", where, question, wrong, (IMPORT,), slopes=slopes)
+    return part._replace(read=partial(masked_scores, small.attend(*inputs))) if is_causal else part
 
 
 def masked_scores(right: torch.Tensor, answer: ChildAnswer) -> ChildAnswer:
@@ -99,15 +104,16 @@ def attention_part(kind: str) -> CheckedPart:
     inputs = (x.double(), in_double(weights), kind == "causal")
     wrong = with_mistakes(small.attention, mistakes.ATTENTION_MISTAKES, *inputs)
     needs, where = ("rotary embedding", f"scores and softmax, {kind}"), "Attention.forward in llama.py"
-    alone = attention_alone(question)
-    return CheckedPart(f"grouped queries, {kind}", where, question, wrong, needs, alone=alone)
+    alone, slopes = attention_alone(question), slopes_of_inputs(question, small.attention, *inputs)
+    return CheckedPart(f"grouped queries, {kind}", where, question, wrong, needs, alone=alone, slopes=slopes)
 
 
 def feed_forward_part() -> CheckedPart:
     x, weights = small.states().double(), below(small_weights(), "layers.0.feed_forward.")
     wrong = {said: partial(small.feed_forward, x, in_double(weights), gate) for said, gate in mistakes.GATES.items()}
     question = ask_module("FeedForward", weights, small.DIM, small.HIDDEN_DIM, SMALL_SHAPE["multiple_of"], DROPOUT)
-    return CheckedPart("feed-forward", "class FeedForward in llama.py", question, wrong, (IMPORT,))
+    slopes = slopes_of_inputs(question, small.feed_forward, x, in_double(weights))
+    return CheckedPart("feed-forward", "class FeedForward in llama.py", question, wrong, (IMPORT,), slopes=slopes)
 
 
 def layer_part(kind: str) -> CheckedPart:
@@ -117,7 +123,8 @@ def layer_part(kind: str) -> CheckedPart:
     wrong = with_mistakes(small.layer, mistakes.LAYER_MISTAKES, *inputs)
     own = (NORMS[small.NORM.get()], "feed-forward", "rotary embedding")
     needs, where = (*own, f"scores and softmax, {kind}", f"grouped queries, {kind}"), "LlamaLayer.forward in llama.py"
-    return CheckedPart(f"layer, {kind}", where, question, wrong, needs, alone=layer_alone(question))
+    alone, slopes = layer_alone(question), slopes_of_inputs(question, small.layer, *inputs)
+    return CheckedPart(f"layer, {kind}", where, question, wrong, needs, alone=alone, slopes=slopes)
 
 
 def model_part(kind: str) -> CheckedPart:
@@ -125,7 +132,21 @@ def model_part(kind: str) -> CheckedPart:
     question = ChildQuestion("llama", "llama", {"config": small_config(kind)}, tensors)
     wrong = with_mistakes(small.llama, mistakes.LLAMA_MISTAKES, small.TOKENS, kind == "causal")
     needs, where = (NORMS[small.NORM.get()], f"layer, {kind}"), "Llama.forward in llama.py"
-    return CheckedPart(f"embedding and head, {kind}", where, question, wrong, needs, alone=model_alone(question))
+    alone = model_alone(question)
+    return CheckedPart(f"embedding and head, {kind}", where, question, wrong, needs, tied_head, alone=alone)
+
+
+def tied_head(answer: ChildAnswer) -> ChildAnswer:
+    """Without the head's matrix, which comes last where code of the assignment's own structure is asked.
+
+    1 was added to the matrix of the embeddings; the trouble if it is not in that of the head.
+    """
+    if answer.trouble or len(answer.tensors) < 4:
+        return answer
+    *numbers, head = answer.tensors
+    if not alike((head,), (small_weights()["output.weight"].double() + 1,), NEAR):
+        return ChildAnswer(trouble="the head is not tied: self.tok_embeddings.weight = self.output.weight")
+    return ChildAnswer(tuple(numbers))
 
 
 def loading_part(kind: str) -> CheckedPart:
@@ -167,7 +188,8 @@ def embedding_part(kind: str) -> CheckedPart:
     needs = (NORMS[small.NORM.get()], f"layer, {kind}", f"embedding and head, {kind}", f"loading, {kind}")
     where, name = "class LlamaEmbeddingClassifier in classifier.py", f"embedding classifier, {kind}"
     also = (partial(small.embedding, is_causal, pool=small.end_of_batch),)
-    return CheckedPart(name, where, question, wrong, needs, also=also, alone=embedding_alone(question, is_causal))
+    alone, slopes = embedding_alone(question, is_causal), slopes_of_embedding(question, is_causal)
+    return CheckedPart(name, where, question, wrong, needs, also=also, alone=alone, slopes=slopes)
 
 
 def all_parts(kinds: tuple[str, ...], has_classifiers: bool = True, sampling: str = "plain") -> list[CheckedPart]:

@@ -308,9 +308,13 @@ def embedding(
     finish: Callable = lambda logits: logits.log_softmax(-1),
     modes: Callable = lambda whole, dropped: (whole, dropped),
     spoil: Callable = lambda answer: answer,
+    matrix: torch.Tensor | None = None,
 ) -> Tensors:
-    """In evaluation; and in training, where dropout of nearly all leaves the bias. modes: the logits of the two."""
-    head = in_double(head_weights())
+    """In evaluation; and in training, where dropout of nearly all leaves the bias. modes: the logits of the two.
+
+    matrix: in the place of the head's own.
+    """
+    head = in_double(head_weights() if matrix is None else {**head_weights(), "weight": matrix})
     whole = pool(states(PADDED, causal), causal) @ head["weight"].T + head["bias"]  # b c
     evaluated, trained = map(finish, modes(whole, head["bias"].expand_as(whole)))
     return evaluated, spoil(trained)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import combinations
+from itertools import combinations, cycle
 from typing import Any, NamedTuple
 
 import torch
@@ -38,13 +38,26 @@ class Alone(NamedTuple):
     mistakes: Mistakes
 
 
+class Slopes(NamedTuple):
+    """The gradients of a part: the question about them, what they are of, and what is right.
+
+    inputs: by their names in a sentence. right: of each output by each input, one after another, as
+    `returned.slopes` has them; several where several are right.
+    """
+
+    question: ChildQuestion
+    inputs: tuple[str, ...]
+    right: tuple[Callable[[], Tensors], ...]
+
+
 class CheckedPart(NamedTuple):
     """One thing that a student writes: the question about it, and what each usual mistake would answer.
 
     where: the class or function in the student's files. needs: the names of the parts that this one calls; it cannot
     be right while they are wrong. read: makes of the answer the numbers that are judged. judged: how many of the
     stored tensors; None: all. also: other numbers that are right, too. alone: how the part is asked where one that it
-    needs is wrong. drawn: the explanation if the numbers differ from call to call.
+    needs is wrong. slopes: its gradients, if they are asked for. drawn: the explanation if the numbers differ from call
+    to call.
     """
 
     name: str
@@ -56,6 +69,7 @@ class CheckedPart(NamedTuple):
     judged: int | None = None
     also: tuple[Callable[[], torch.Tensor | Tensors], ...] = ()
     alone: Alone | None = None
+    slopes: Slopes | None = None
     drawn: str = "it gives other numbers each time; is there dropout in evaluation?"
 
 
@@ -103,6 +117,73 @@ def joined(first: Callable, second: Callable) -> partial | None:
     return partial(first.func, *first.args, **first.keywords, **{
         name: value for name, value in second.keywords.items() if name not in common
     })  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------ gradients
+
+LARGEST_SLOPE_ERROR = 1e-3  # of its size; right code's in float32 is below 1e-4
+
+
+def slopes_of_inputs(question: ChildQuestion, by_hand: Callable, *arguments) -> Slopes:
+    """by_hand: the part in float64. arguments: its own, first of all the tensors of numbers of the question."""
+    inputs = tuple(name for name, one in question.tensors.items() if returned.is_float(one))
+    given, others = arguments[: len(inputs)], arguments[len(inputs) :]
+    asked = question._replace(
+        name="gradients", settings={**question.settings, "question": question.name, "inputs": inputs}
+    )
+
+    def right() -> Tensors:
+        return tuple(returned.slopes_of(lambda *leaves: by_hand(*leaves, *others), [one.double() for one in given]))
+
+    return Slopes(asked, inputs, (right,))
+
+
+def slopes_of_embedding(question: ChildQuestion, causal: bool) -> Slopes:
+    pools = small.last_state, small.end_of_batch
+    asked = question._replace(name="embedding_gradients")
+    return Slopes(
+        asked, ("the Llama", "the linear head"), tuple(partial(_embedding_slopes, causal, one) for one in pools)
+    )
+
+
+def _embedding_slopes(causal: bool, pool: Callable) -> Tensors:
+    matrices = small_weights()["tok_embeddings.weight"], small.head_weights()["weight"]
+    table, head = leaves = [one.double().requires_grad_() for one in matrices]
+
+    def states(tokens: torch.Tensor, causal: bool) -> torch.Tensor:
+        return small.llama(tokens, causal, embed=lambda _: table[tokens])[1]
+
+    return tuple(returned.slopes(small.embedding(causal, states=states, pool=pool, matrix=head)[0], leaves))
+
+
+def training_trouble(student: Student, part: CheckedPart) -> ChildAnswer:
+    """The trouble with the gradients of a part whose numbers are right."""
+    if part.slopes is None:
+        return ChildAnswer()
+    answer = student.ask(part.slopes.question)
+    if answer.trouble:
+        return answer
+    faults = [slope_fault(answer.tensors, right(), part.slopes.inputs) for right in part.slopes.right]
+    return ChildAnswer(trouble="" if "" in faults else faults[0])
+
+
+def slope_fault(found: Tensors, right: Tensors, inputs: tuple[str, ...]) -> str:
+    """What is wrong with these gradients, "" if nothing is. Of outputs without a mask and with one the last count."""
+    pairs = [*zip(cycle(inputs), found[-len(right) :], right)]
+    for name, slope, wanted in pairs:
+        if wanted.any() and not slope.numel():
+            return f"no gradient goes back to {name}: is there a detach(), .data or torch.no_grad()?"
+    if len(pairs) < len(right) or not all(is_slope(slope, wanted) for _, slope, wanted in pairs):
+        said = f"gradients that go back to {', '.join(inputs)} do not say how what it returns changes"
+        return f"{said}: is a part of it under detach(), .data or torch.no_grad()?"
+    return ""
+
+
+def is_slope(found: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether a gradient is right. Empty: there is none, which is as 0 everywhere."""
+    if not found.numel() or not right.numel():
+        return not found.any() and not right.any()
+    return found.shape == right.shape and bool((found - right).norm() <= LARGEST_SLOPE_ERROR * right.norm())
 
 
 # ------------------------------------------------------------------------------------------- parts that are asked alone
@@ -283,7 +364,6 @@ def distance(shares: torch.Tensor, probs: torch.Tensor) -> float:
 
 # --------------------------------------------------------------------------------------------------- all parts together
 
-TRAINED = ("norm_or_feed_forward", "rotate", "scores", "attention", "layer")  # asked for gradients, too
 NEAR = 5e-4  # how far numbers in float32 may be from those of a mistake
 
 
@@ -308,7 +388,7 @@ def judge_parts(
             lost.add(part.name)
         right = expected.get(part.name, ())[: part.judged]
         if is_right(part, answer, right, tolerance):
-            answer = training_trouble(student, part.question)
+            answer = training_trouble(student, part)
             if not answer.trouble:
                 yield PartVerdict(part, "ok")
                 continue
@@ -332,14 +412,6 @@ def is_right(part: CheckedPart, answer: ChildAnswer, right: Tensors, tolerance: 
     return alike(answer.tensors, right, tolerance) or any(
         alike(answer.tensors, as_tensors(other()), tolerance) for other in part.also
     )
-
-
-def training_trouble(student: Student, question: ChildQuestion) -> ChildAnswer:
-    """The trouble with the gradients of a part whose numbers are right."""
-    if question.name not in TRAINED:
-        return ChildAnswer()
-    settings = {**question.settings, "question": question.name}
-    return student.ask(question._replace(name="gradients", settings=settings))
 
 
 def own_mistake(student: Student, part: CheckedPart, answer: ChildAnswer, troubles: set[str]) -> str:

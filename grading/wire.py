@@ -21,6 +21,7 @@ MAX_TEXT = 1 << 20  # bytes of the JSON object
 MAX_NUMBERS = 1 << 23  # of all tensors of a message
 ITEM_BYTES = {"float32": 4, "float64": 8, "int64": 8}
 MAX_BYTES = 8 * MAX_NUMBERS
+GIVEN = "given/"  # begins the names of a question's own tensors in its answer
 CLOSED = 81  # exit status of a student's process that cannot write its answer
 
 

@@ -38,6 +38,27 @@ def test_the_students_expected_values_do_not_count(student: Path):
     assert done.stdout.count(" ok\n") >= 4  # with the project's own numbers
 
 
+LENIENT = """
+import sys
+
+for name, module in list(sys.modules.items()):
+    for place in (vars(module), getattr(module, "QUESTIONS", {})) if name.startswith("grading") else ():
+        for key in [*place]:
+            if "slope" in key or "gradients" in key:
+                place[key] = lambda *_, **__: [torch.zeros(0)] * 3
+"""
+
+
+def test_a_process_that_judges_itself_gets_no_verdict(student: Path):
+    """What computes gradients in the student's process is replaced; a part of the scores is detached."""
+    path = student / "llama.py"
+    path.write_text(path.read_text().replace("key.transpose(-2, -1)", "key.detach().transpose(-2, -1)"))
+    add(path, LENIENT)
+    done = run(student, ROOT / "sanity_check.py", "--parts", "--code", ".")
+    check_failed(done.returncode, done.stdout, done.stderr, "Begin with: RMSNorm")
+    assert "scores and softmax, bidirectional:   WRONG: no gradient goes back to query" in done.stdout
+
+
 def test_where_the_scripts_look_for_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for folder in ("judged/inner", "elsewhere"):
         (tmp_path / folder).mkdir(parents=True)
