@@ -20,10 +20,13 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import NamedTuple
 
 from grading.asking import LOOK, ONE_THREAD, START, TIME_LIMIT, Process
+from grading.editions import EDITIONS, INSTALLED
 from grading.programs import GradingError, printable
 
 MIB = 1 << 20
@@ -43,9 +46,10 @@ LIMITS = {
     "users": "a ban on new user namespaces",
 }
 OPTIONAL = ("net", "pids", "memory", "users")  # --allow-without takes these; without the others there is no box
-ASK_PYTHON = """import importlib.util, json, os, sys
+ASK_PYTHON = """import importlib.util, json, os, site, sys
 found = [importlib.util.find_spec(name) for name in ("torch", "numpy")]
 print(json.dumps({"version": sys.version_info[:2], "prefixes": [sys.prefix, sys.base_prefix],
+                  "sites": list(filter(os.path.isdir, site.getsitepackages([sys.prefix, sys.base_prefix]))),
                   "libraries": [os.path.dirname(os.path.dirname(one.origin)) for one in found if one]}))"""
 
 
@@ -80,7 +84,8 @@ class Box:
     """How a command is started in the box. Made by `open_box`.
 
     user: the real user ID inside where root grades, else None. mounts: folders of Python. libraries: the folders of
-    PyTorch and NumPy. missing: the names in `LIMITS` that this machine does not keep.
+    PyTorch and NumPy. sites: all folders of libraries; the code sees what a set-up of the course brings of them.
+    missing: the names in `LIMITS` that this machine does not keep.
     """
 
     python: str
@@ -88,6 +93,7 @@ class Box:
     user: int | None = None
     mounts: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
+    sites: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 
     @property
@@ -123,6 +129,11 @@ class Box:
         words += ["--tmpfs", "/dev/shm", "--ro-bind", str(home / "code"), CODE]
         for path in self.mounts:
             words += ["--ro-bind", path, path]
+        for site in self.sites:
+            words += ["--tmpfs", site]
+            for path in map(str, of_set_up(site)):
+                words += ["--ro-bind", path, path]
+            words += ["--remount-ro", site]
         words += ["--ro-bind", str(home / "grader"), GRADER, "--remount-ro", "/dev", "--remount-ro", "/"]
         words = [*self.become, *words, "--chdir", CODE, "--", *self.limited]
         return BoxCommand(words, {"PATH": os.environ.get("PATH", os.defpath)}, Path("/"), CODE, GRADER)
@@ -172,6 +183,32 @@ class Box:
 
     def end(self, process: int) -> None:
         """End what outlives the outermost process: nothing, as the kernel ends the box with it."""
+
+
+@cache
+def of_set_up(site: str) -> list[Path]:
+    """The entries of a folder of libraries that a submission may import, or that such libraries bring with them."""
+    allowed = INSTALLED.union(*(edition.libraries for edition in EDITIONS.values()))
+    entries, needs, wanted = {}, {}, []
+    for each in distributions(path=[site]):
+        name = _plain(each.metadata["Name"])
+        entries[name] = {file.parts[0] for file in each.files or ()}
+        needs[name] = [_plain(one) for one in each.requires or () if "extra ==" not in one]
+        wanted += [name] if allowed & {_module(entry) for entry in entries[name]} else []
+    for name in wanted:  # which grows
+        wanted += [one for one in needs[name] if one in needs and one not in wanted]
+    kept = {entry for name in wanted for entry in entries[name]}
+    return [path for path in sorted(Path(site).iterdir()) if path.name in kept or _module(path.name) in allowed]
+
+
+def _plain(requirement: str) -> str:
+    """The name of a distribution in one spelling, without versions and markers."""
+    return re.split(r"[^\w.-]", requirement.strip())[0].lower().replace("_", "-").replace(".", "-")
+
+
+def _module(entry: str) -> str:
+    """The module that an entry of a folder of libraries is, or belongs to by its name."""
+    return re.split("[-.]", entry)[0]
 
 
 def open_to_all(folder: Path) -> None:
@@ -267,7 +304,7 @@ def add_python(box: Box) -> Box:
             advice = "give --python PATH of one that all users can read, /usr/bin/python3 for example"
             raise GradingError(f"the box's user cannot read {printable(path)}, which Python needs; {advice}")
     mounts = tuple(path for path in sorted(folders) if not path.startswith("/usr/"))
-    return replace(box, mounts=mounts, libraries=libraries)
+    return replace(box, mounts=mounts, libraries=libraries, sites=tuple(sorted({*libraries, *told["sites"]})))
 
 
 def own_libraries() -> list[str]:
