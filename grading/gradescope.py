@@ -84,10 +84,11 @@ class Results:
             test["score"] = test["max_score"] * (test["status"] == "passed")
         self.write(UNFINISHED)
 
-    def write(self, output: str, score: float | None = None) -> None:
-        """Replace the file. score: None takes the sum of the tests."""
-        total = round(sum(test["score"] for test in self.tests), 2) if score is None else score
+    def write(self, output: str, earlier: float | None = None) -> None:
+        """Replace the file. earlier: the score of another submission, as this one is not graded; None: it is."""
+        total = round(sum(test["score"] for test in self.tests), 2) if earlier is None else earlier
         found = {"score": total, "output": output, "visibility": "visible", "stdout_visibility": "hidden"}
+        found["extra_data"] = {"graded": earlier is None}
         with atomic_write(self.path) as file:
             file.write(json.dumps({**found, "tests": self.tests, "leaderboard": self.leaderboard}, indent=1).encode())
 
@@ -103,14 +104,22 @@ def read_metadata(path: Path) -> dict[str, Any]:
     return {}
 
 
-def scores_of_the_day(metadata: dict[str, Any]) -> list[float]:
-    """The scores of the submissions in the 24 hours before this one; none where the metadata do not tell."""
-    with contextlib.suppress(KeyError, TypeError, ValueError):
+def graded_in_the_day(metadata: dict[str, Any]) -> list[tuple[float, str]]:
+    """Score and time of the submissions that were graded in the 24 hours before this one.
+
+    None where the metadata do not tell. One that was not graded has a score that is another's.
+    """
+    with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
         begin = datetime.fromisoformat(metadata["created_at"]) - timedelta(days=1)
         earlier = metadata["previous_submissions"]
         today = [one for one in earlier if datetime.fromisoformat(one["submission_time"]) > begin]
-        return [float(one.get("score") or 0) for one in today]
+        return [(float(one.get("score") or 0), one["submission_time"]) for one in today if is_graded(one)]
     return []
+
+
+def is_graded(submission: dict[str, Any]) -> bool:
+    """Whether an earlier submission has a score of its own, as its results say (`Results.write`)."""
+    return ((submission.get("results") or {}).get("extra_data") or {}).get("graded", True)
 
 
 def submitted(folder: Path, metadata: dict[str, Any]) -> tuple[Path, str]:
@@ -176,9 +185,11 @@ def grade(base: Path) -> None:
         path.chmod(0o700)
     results, metadata = Results(base / "results"), read_metadata(base / "submission_metadata.json")
     config = json.loads((ROOT / CONFIG).read_text(encoding="utf-8"))
-    edition, most, earlier = config["edition"], config["max_per_day"], scores_of_the_day(metadata)
+    edition, most, earlier = config["edition"], config["max_per_day"], graded_in_the_day(metadata)
     if most and len(earlier) >= most:
-        results.write(f"Not graded: {most} submissions in 24 hours are graded. Your best score stays.", max(earlier))
+        best, submitted_at = max(earlier)
+        said = f"Not graded: {most} submissions in 24 hours are graded."
+        results.write(f"{said} The score is that of your submission of {submitted_at}.", best)
         return
     folder, student_id = submitted(base / "submission", metadata)
     try:

@@ -39,6 +39,7 @@ SHOWN = {"enum": ["hidden", "after_due_date", "after_published", "visible"]}
 SCHEMA = {
     "type": "object", "required": ["score", "output", "tests"], "additionalProperties": False,
     "properties": {
+        "extra_data": {"type": "object"},
         "score": NUMBER, "output": TEXT, "visibility": SHOWN, "stdout_visibility": SHOWN,
         "tests": {"type": "array", "items": {
             "type": "object", "required": ["name", "score", "max_score", "status"], "additionalProperties": False,
@@ -255,7 +256,14 @@ def test_more_than_max_per_day_keep_the_best_score(quick: Callable, base: Path):
     metadata = {"created_at": "2026-11-26T13:00:00.000000-08:00", "previous_submissions": earlier}
     found = quick(metadata)
     assert found["score"] == 40 and found["output"].startswith("Not graded: 2 submissions") and found["tests"] == []
-    assert quick({**metadata, "previous_submissions": earlier[:2]})["score"] == 65
+    assert found["output"].endswith(f"that of your submission of {earlier[1]['submission_time']}.")
+    graded = quick({**metadata, "previous_submissions": earlier[:2]})
+    assert graded["score"] == 65
+    # what was not graded has no score of its own, and takes no place among those that are
+    ungraded = {"submission_time": "2026-11-26T12:30:00.000000-08:00", "score": "40.0", "results": found}
+    assert quick({**metadata, "previous_submissions": [*earlier[:2], ungraded, ungraded]})["score"] == 65
+    more = [*earlier, {**ungraded, "score": "99.0"}, {**earlier[1], "score": "30", "results": graded}]
+    assert quick({**metadata, "previous_submissions": more})["score"] == 40
 
 
 def test_too_large_a_submission_is_told_so(quick: Callable, base: Path):
