@@ -48,6 +48,12 @@ class Verdict(NamedTuple):
         return self.p < LEVEL and not self.gain.has_few_seeds
 
 
+def verdicts_of(gains: Mapping[str, Difference]) -> dict[str, Verdict]:
+    """Each gain with its p-value, corrected for all of them. By the names of rows."""
+    ps = holm([gain.p for gain in gains.values()])
+    return {name: Verdict(gain, p) for (name, gain), p in zip(gains.items(), ps, strict=True)}
+
+
 class Panel(NamedTuple):
     """title: of its data set and size. baseline: the runs of the table's baseline by seed. cells: rows with runs."""
 
@@ -94,11 +100,7 @@ class Panel(NamedTuple):
         """
         base = self.baseline if against is None else against
         gains = {cell.name: compare(cell.runs, base, self.splits) for cell in self.comparable(base)}
-        found = {name: gain for name, gain in gains.items() if gain is not None}
-        return {
-            name: Verdict(gain, p)
-            for (name, gain), p in zip(found.items(), holm([gain.p for gain in found.values()]), strict=True)
-        }
+        return verdicts_of({name: gain for name, gain in gains.items() if gain is not None})
 
     def above_majority(self) -> dict[str, bool]:
         """By the names of rows, whether their accuracy is above that of the majority class, corrected for all rows.
@@ -106,12 +108,9 @@ class Panel(NamedTuple):
         Rows of too few seeds are left out.
         """
         cells = [cell for cell in self.cells if not cell.unfitted and not has_few_seeds(cell.runs.values())]
-        each = [figure_of([*cell.runs.values()], self.splits) for cell in cells]
-        over = [difference._replace(mean=difference.mean - self.majority) for difference in each]
-        ps = holm([difference.p for difference in over])
-        return {
-            cell.name: difference.mean > 0 and p < LEVEL for cell, difference, p in zip(cells, over, ps, strict=True)
-        }
+        figures = {cell.name: figure_of([*cell.runs.values()], self.splits) for cell in cells}
+        over = {name: figure._replace(mean=figure.mean - self.majority) for name, figure in figures.items()}
+        return {name: each.is_beyond_noise and each.gain.mean > 0 for name, each in verdicts_of(over).items()}
 
     def bag_of_words(self) -> Runs:
         return next((cell.runs for cell in self.cells if cell.row.option == BAG_OF_WORDS), {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -65,15 +65,18 @@ def render(table: Table, model: Model, done: Done) -> str:
 
 def render_panel(panel: Panel) -> list[str]:
     """The lines of a panel's table: what needs no training, then the rows that have runs."""
-    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     first = next(iter(panel.cells[0].runs.values()))
     each = {split: unpack(first[split]["labels"]) for split in ("dev", "test") if split in first}
-    for name, guess in (("majority class", majority_accuracy), ("a class at random", uniform_guess)):
+    guesses = (
+        ("majority class", majority_accuracy, plain(majority_f1(panel.labels))),
+        ("a class at random", uniform_guess, ""),
+    )
+    rows = []
+    for name, guess, macro in guesses:
         found = [plain(guess(each[split])) if split in each else "-" for split in ("dev", "test")]
-        macro = plain(majority_f1(panel.labels)) if guess is majority_accuracy else ""
-        lines.append(f"| *{name}* |  | {' | '.join(found)} | {macro} |{'  |' * (len(COLUMNS) - 5)}")
+        rows.append([f"*{name}*", "", *found, macro, *[""] * (len(COLUMNS) - 5)])
     verdicts = panel.verdicts()
-    return lines + [f"| {' | '.join(_columns(cell, panel, verdicts.get(cell.name)))} |" for cell in panel.cells]
+    return markdown_table(COLUMNS, rows + [_columns(cell, panel, verdicts.get(cell.name)) for cell in panel.cells])
 
 
 def _columns(cell: Cell, panel: Panel, verdict: Verdict | None) -> list[str]:
@@ -103,17 +106,14 @@ def _seconds(run: Mapping[str, Any]) -> float:
 
 def standing(panel: Panel) -> list[str]:
     """What beats neither the majority class nor the bag of words, in a sentence each."""
-    above = panel.above_majority()
-    below = [name for name, is_above in above.items() if not is_above]
-    said = f"not above the majority class ({plain(panel.majority)}): {', '.join(below) or 'none'}"
+    not_above = ", ".join(name for name, is_above in panel.above_majority().items() if not is_above) or "none"
+    said = f"not above the majority class ({plain(panel.majority)}): {not_above}"
     lines = [f"On {_judges(panel)}, beyond noise, {said}."]
     if words := panel.bag_of_words():
-        verdicts = panel.verdicts(words)
-        beating = [name for name, each in verdicts.items() if each.is_beyond_noise and each.gain.mean > 0]
-        losing = [name for name, each in verdicts.items() if each.is_beyond_noise and each.gain.mean < 0]
-        lines.append(
-            f"Above the bag of words: {', '.join(beating) or 'none'}; below it: {', '.join(losing) or 'none'}."
-        )
+        beyond = {name: each.gain.mean for name, each in panel.verdicts(words).items() if each.is_beyond_noise}
+        above = ", ".join(name for name, mean in beyond.items() if mean > 0) or "none"
+        below = ", ".join(name for name, mean in beyond.items() if mean < 0) or "none"
+        lines.append(f"Above the bag of words: {above}; below it: {below}.")
     return lines
 
 
@@ -153,8 +153,8 @@ def missing_of(table: Table, model: Model, done: Done) -> tuple[int, str]:
 
 def sources_of(table: Table) -> list[str]:
     """The section with the sources of rows; no lines if no row has one."""
-    said = [f"| {row.name} | {row.source} |" for row in table.rows if row.source]
-    return ["## Sources", "", "| method | source |", "|---|---|", *said, ""] if said else []
+    said = [(row.name, row.source) for row in table.rows if row.source]
+    return ["## Sources", "", *markdown_table(("method", "source"), said), ""] if said else []
 
 
 def made_with(done: Done) -> list[str]:
@@ -190,18 +190,27 @@ CHOICES = "Accuracies on data held out of train (zero-shot: macro-F1 on a sample
 
 def render_choices(table: Table, model: Model, done: Done) -> list[str]:
     """The lines of a table of the combinations that were tried, as far as their runs are done."""
-    lines = []
+    found = []
     for row, data, shots in table.cells():
         scores: dict[str, list[float]] = {}
         for seeds in table.choosing_seeds(row, shots):
             for one in table.tuning(row, data, shots, seeds, model, done):
-                found = [done[key] for run in one.runs if (key := run.key(model)) in done]
+                results = [done[key] for run in one.runs if (key := run.key(model)) in done]
                 kept = scores.setdefault(values_of(row, one.runs[0]), [])
-                kept += [entry_of(result, "selection") for result in found]
-        tried = ", ".join(f"{values}: {spread(found)} ({len(found)})" for values, found in scores.items() if found)
+                kept += [entry_of(result, "selection") for result in results]
+        tried = ", ".join(f"{values}: {spread(each)} ({len(each)})" for values, each in scores.items() if each)
         if tried:
-            lines.append(f"| {row.name} | {data}, {size_in_words(shots)} | {tried} |")
-    return ["| method | data | tried (seeds) |", "|---|---|---|", *lines] if lines else []
+            found.append((row.name, f"{data}, {size_in_words(shots)}", tried))
+    return markdown_table(("method", "data", "tried (seeds)"), found) if found else []
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table. rows: a text for each head."""
+    return [markdown_row(heads), "|---" * len(heads) + "|", *map(markdown_row, rows)]
+
+
+def markdown_row(texts: Sequence[str]) -> str:
+    return f"| {' | '.join(texts)} |"
 
 
 def write_page(path: Path, text: str, flag: str) -> None:

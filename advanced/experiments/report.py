@@ -21,6 +21,7 @@ from advanced.experiments.render import (
     across,
     difference_in_words,
     made_with,
+    markdown_table,
     missing_of,
     p_in_words,
     plain,
@@ -171,7 +172,7 @@ def _predictions(panel: Panel) -> list[str]:
         gain = None if is_base else compare(cell.runs, panel.baseline, splits, "macro_f1")
         gained = "" if gain is None else difference_in_words(gain)
         rows.append([cell.name, *_shares(predicted, len(names)), gained])
-    return ["", *(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows)), ""]
+    return ["", *markdown_table(heads, rows), ""]
 
 
 def _shares(labels: Sequence[int], classes: int) -> list[str]:

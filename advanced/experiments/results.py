@@ -6,6 +6,7 @@ Shapes: S seeds, n sentences.
 from __future__ import annotations
 
 import glob
+import itertools
 import json
 import math
 import os
@@ -203,12 +204,10 @@ def compare(ours: Runs, theirs: Runs, splits: Sequence[str], figure: str = "accu
     A run that has no seed, since nothing in it is drawn, is compared with every seed of the other side. Two runs that
     start from one checkpoint are compared only if it is of the same make.
     """
-    for one, other in ((ours, theirs), (theirs, ours)):
-        if is_fixed(one) and not is_fixed(other):
-            alone = dict.fromkeys(other, next(iter(one.values())))
-            ours, theirs = (alone, theirs) if one is ours else (ours, alone)
-            break
-    pairs = [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
+    if is_fixed(ours) != is_fixed(theirs):
+        pairs = itertools.product(ours.values(), theirs.values())
+    else:
+        pairs = ((ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys()))
     pairs = [pair for pair in pairs if _are_of_one_make(*pair)]
     if not pairs:
         return None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, median
@@ -19,18 +20,17 @@ from typing import NamedTuple
 
 from advanced.experiments.grid import Table
 from advanced.experiments.models import Model, remark_on
-from advanced.experiments.panel import Panel, Verdict, panels_of
-from advanced.experiments.render import difference_in_words, p_in_words, plain, verdict_in_words, write_page
-from advanced.experiments.results import (
-    FEWEST_SEEDS,
-    Runs,
-    compare,
-    files_of_results,
-    fits,
-    has_few_seeds,
-    read_results,
+from advanced.experiments.panel import Panel, panels_of, verdicts_of
+from advanced.experiments.render import (
+    difference_in_words,
+    markdown_table,
+    p_in_words,
+    plain,
+    verdict_in_words,
+    write_page,
 )
-from advanced.experiments.statistics import Difference, holm, pooled
+from advanced.experiments.results import FEWEST_SEEDS, Runs, files_of_results, fits, has_few_seeds, read_results
+from advanced.experiments.statistics import Difference, pooled
 from engine.programs import ArgumentParser, check_writable, run_main
 from utils import UserError
 
@@ -67,18 +67,17 @@ def panels_in(folder: Path, names: Sequence[str] = TABLES) -> Iterator[tuple[str
 
 def worths(panels: Sequence[Panel]) -> dict[str, Worth]:
     """By the names of rows."""
-    found: dict[str, Worth] = {}
+    found: dict[str, Worth] = defaultdict(lambda: Worth([], [], []))
     for panel in panels:
-        words = panel.bag_of_words()
-        for name, verdict in panel.verdicts().items():
-            if verdict.gain.has_few_seeds:
+        verdicts, over_words = panel.verdicts(), panel.verdicts(panel.bag_of_words())
+        for cell in panel.cells:
+            if cell.name not in verdicts or verdicts[cell.name].gain.has_few_seeds:
                 continue
-            runs = next(cell.runs for cell in panel.cells if cell.name == name)
-            worth = found.setdefault(name, Worth([], [], []))
-            worth.gains.append(verdict.gain)
-            if words and (over := compare(runs, words, panel.splits)) is not None and runs is not words:
-                worth.over_words.append(over)
-            if (time := _time_beside(runs, panel.baseline, panel.processor)) is not None:
+            worth = found[cell.name]
+            worth.gains.append(verdicts[cell.name].gain)
+            if cell.name in over_words:
+                worth.over_words.append(over_words[cell.name].gain)
+            if (time := _time_beside(cell.runs, panel.baseline, panel.processor)) is not None:
                 worth.times.append(time)
     return found
 
@@ -92,17 +91,15 @@ def _time_beside(runs: Runs, baseline: Runs, processor: str | None) -> float | N
 
 
 def render_summary(named: Sequence[tuple[str, Panel]]) -> str:
-    lines = ["# What each method is worth", "", ABOUT, "", f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
     ranking = [(name, panel) for name, panel in named if panel.above_majority().get(panel.baseline_name)]
-    found = worths([panel for _, panel in ranking])
-    gains = {name: pooled(worth.gains) for name, worth in found.items()}
-    ps = dict(zip(gains, holm([gain.p for gain in gains.values()]), strict=True))
-    for name in sorted(gains, key=lambda name: -gains[name].mean):
-        over, times = found[name].over_words, found[name].times
+    found, rows = worths([panel for _, panel in ranking]), []
+    verdicts = verdicts_of({name: pooled(worth.gains) for name, worth in found.items()})
+    for name, verdict in sorted(verdicts.items(), key=lambda each: -each[1].gain.mean):
+        gains, over, times = found[name]
         words = difference_in_words(pooled(over)) if over else ""
         time = f"{median(times):.2f}" if times else ""
-        verdict = verdict_in_words(Verdict(gains[name], ps[name]))
-        lines.append(f"| {name} | {len(found[name].gains)} | {verdict} | {p_in_words(ps[name])} | {words} | {time} |")
+        rows.append([name, str(len(gains)), verdict_in_words(verdict), p_in_words(verdict.p), words, time])
+    lines = ["# What each method is worth", "", ABOUT, "", *markdown_table(HEADS, rows)]
     lines += ["", "Panels, with the accuracy of the majority class:", ""]
     for name, panel in named:
         remark = "" if (name, panel) in ranking else _why_left_out(panel)
