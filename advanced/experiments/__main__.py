@@ -20,8 +20,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 
-from advanced.experiments.choice import Done
-from advanced.experiments.grid import Table
+from advanced.experiments.grid import Done, Table
 from advanced.experiments.models import Model, model_of, name_of
 from advanced.experiments.plots import NO_MATPLOTLIB, can_plot, draw
 from advanced.experiments.render import render, write_page

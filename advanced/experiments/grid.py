@@ -1,4 +1,4 @@
-"""The runs that a table consists of. No PyTorch.
+"""The runs that a table consists of, and the choice of their values on data held out of train. No PyTorch.
 
 A table is a JSON file:
 
@@ -25,21 +25,32 @@ dev or test.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 from advanced import METHODS, choose
-from advanced.experiments.choice import Done, Tried, chosen, tuning
 from advanced.experiments.models import Model
 from advanced.experiments.rows import DATA_SETTINGS, PLAN_SETTINGS, Row, Trial
 from advanced.experiments.schema import BAG_OF_WORDS, SOLVED, check_table
 from config import ROUNDING
 from engine.data import read_json
+from engine.metrics import entry_of
 from utils import UserError, join_names, warn
 
+Done = Mapping[str, Mapping[str, Any]]  # results by key
 TUNE_SEEDS = (0, 11)
+MORE_RATES = 3  # beyond those that a row names
+
+
+class Tried(NamedTuple):
+    """A combination of the values that a row tunes. score: the mean of its runs; None: they are not all done."""
+
+    combination: dict[str, Any]
+    runs: list[Trial]
+    score: float | None
 
 
 @dataclass(frozen=True)
@@ -174,16 +185,34 @@ class Table:
     def tuning(
         self, row: Row, data: str, shots: int | None, seeds: Sequence[int], model: Model, done: Done
     ) -> list[Tried]:
-        """What a group of seeds tries, see `choice.tuning`."""
-        return tuning(row, self._attempt(row, data, shots), seeds, model, done)
+        """What a group of seeds tries on data held out of train: combinations of `tune`, with their runs.
 
-    def _attempt(self, row: Row, data: str, shots: int | None) -> Callable[[int, Mapping[str, Any]], Trial]:
-        return lambda seed, values: self.trial(row, data, shots, seed, "tune", values)
+        A rate beyond the tried ones is added where their results show that the best is at an edge.
+        """
+
+        def tried_of(combination: dict[str, Any]) -> Tried:
+            runs = [self.trial(row, data, shots, seed, "tune", combination) for seed in seeds]
+            results = [done.get(run.key(model)) for run in runs]
+            score = None if None in results else fmean(entry_of(each, "selection") for each in results)
+            return Tried(combination, runs, score)
+
+        rates = sorted(row.tune.get("lr", ()))
+        most = len(rates) + MORE_RATES if len(rates) > 1 else 0
+        while True:
+            tried = [tried_of(combination) for combination in row.combinations(rates)]
+            best = best_of(tried) if len(rates) < most else None
+            beyond = None if best is None else _beyond(rates, best["lr"])
+            if beyond is None:
+                return tried
+            rates = sorted([*rates, beyond])
 
     def final(self, row: Row, data: str, shots: int | None, model: Model, done: Done) -> list[Trial]:
-        """The row's final runs whose values are chosen."""
-        attempt, groups = self._attempt(row, data, shots), self.choosing_seeds(row, shots)
-        each = ((seed, chosen(row, attempt, groups, seed, model, done)) for seed in self.seeds_of(row))
+        """The row's final runs whose values are chosen: for all seeds alike, or for each by the runs of this seed."""
+        seeds, chosen = self.seeds_of(row), row.combinations()
+        if len(chosen) > 1:
+            groups = self.choosing_seeds(row, shots)
+            chosen = [best_of(self.tuning(row, data, shots, group, model, done)) for group in groups]
+        each = zip(seeds, chosen if len(chosen) > 1 else chosen * len(seeds), strict=True)
         return [self.trial(row, data, shots, seed, "final", values) for seed, values in each if values is not None]
 
     def ready(self, model: Model, done: Done, only_tune: bool = False) -> list[Trial]:
@@ -208,6 +237,23 @@ class Table:
             return -1 if is_shared else order.get(trial.seed, last), trial.phase == "final"
 
         return sorted(left, key=place)
+
+
+def best_of(tried: Sequence[Tried]) -> dict[str, Any] | None:
+    """The combination with the highest score; of equal ones that of the smallest rate, else the first.
+
+    None while the scores are not all known.
+    """
+    if any(one.score is None for one in tried):
+        return None
+    return max(tried, key=lambda one: (one.score, -one.combination.get("lr", 0.0))).combination
+
+
+def _beyond(rates: Sequence[float], best: float) -> float | None:
+    """The rate to try after these, in their order, if the best one is the first or the last of them."""
+    if best == rates[-1]:
+        return float(f"{best * rates[-1] / rates[-2]:.2g}")
+    return float(f"{best * rates[0] / rates[1]:.2g}") if best == rates[0] else None
 
 
 def _frozen(value: Any) -> Any:

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from advanced.experiments.choice import Done
-from advanced.experiments.grid import Table
+from advanced.experiments.grid import Done, Table
 from advanced.experiments.models import Model
 from advanced.experiments.results import Runs, compare, figure_of, fits, has_few_seeds, judges_of, table_of
 from advanced.experiments.rows import Row, Trial, size_in_words

@@ -7,8 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from advanced.experiments.choice import Done
-from advanced.experiments.grid import Table
+from advanced.experiments.grid import Done, Table
 from advanced.experiments.models import Model
 from advanced.experiments.panel import Panel, each_seed, panels_of
 

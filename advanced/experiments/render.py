@@ -8,8 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from advanced.experiments.choice import Done
-from advanced.experiments.grid import Table
+from advanced.experiments.grid import Done, Table
 from advanced.experiments.models import Model, remark_on
 from advanced.experiments.panel import (
     Cell,

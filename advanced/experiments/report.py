@@ -11,8 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from advanced import METHODS, choose
-from advanced.experiments.choice import Done
-from advanced.experiments.grid import Table
+from advanced.experiments.grid import Done, Table
 from advanced.experiments.judging import test_of
 from advanced.experiments.models import Model
 from advanced.experiments.panel import Panel, Verdict, panels_of
