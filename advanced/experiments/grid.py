@@ -17,7 +17,7 @@ of `engine.plan.Plan` or an argument of the row's methods. `second_test`: so man
 judged in the place of a test file without labels. `judged_on`: dev and test are those of another data set with as many
 classes, so that a page shows what training on one is worth on the other; if its test has no labels, its train takes
 that place. `members`: the row is a vote and soups of so many models of one
-division of the data, see `members.py`. `registered`: the commit in which the rows stood before their
+division of the data, see `trial.py`. `registered`: the commit in which the rows stood before their
 figures were known. `--render` shows a row's `source`. A table whose `seeds` are an empty list only tunes: it never uses
 dev or test.
 """

@@ -61,10 +61,14 @@ def test_of(judged: str, data: str) -> tuple[str, list[Example]]:
     return ("train", create_data(path_of(judged, "train"))) if judged != data else ("test", [])
 
 
-def scores(predictions: list[int], labels: list[int]) -> dict[str, Any]:
-    """A line's entry for one split. Predictions and labels are packed, so that others need no data to compare."""
+def judged(found: np.ndarray, examples: list[Example]) -> dict[str, Any]:
+    """A line's entry for one split. Predictions and labels are packed, so that others need no data to compare.
+
+    found: probabilities, n c
+    """
     from sklearn.metrics import f1_score
 
+    predictions, labels = found.argmax(axis=1).tolist(), [example.label for example in examples]
     right = sum(map(int.__eq__, predictions, labels))
     macro = f1_score(labels, predictions, average="macro", zero_division=0)
     figures = {"accuracy": round(right / len(labels), 5), "macro_f1": round(float(macro), 5)}
@@ -93,9 +97,16 @@ def probabilities(
 
 
 def fit_of(ask: Callable[[list[Example]], np.ndarray], splits: Splits, trial: Trial) -> dict[str, Any]:
-    """The entries of a line that say how well training fitted, on a sample of its sentences (see `results.fits`)."""
+    """The entries of a line that say how well training fitted, on a sample of its sentences (see `results.fits`).
+
+    fit_loss: the mean cross-entropy, in nats.
+    """
+    import numpy as np
+
     sample = random.Random(0).sample(splits.train, min(MOST_OF_TRAIN, len(splits.train)))
-    return {"fit_loss": loss_of(ask(sample), sample), "classes": len(label_names_of(trial))}
+    right = ask(sample)[np.arange(len(sample)), [example.label for example in sample]]
+    loss = -np.log(np.maximum(right, np.finfo(np.float32).tiny)).mean()
+    return {"fit_loss": round(float(loss), 4), "classes": len(label_names_of(trial))}
 
 
 def answers(ask: Callable[[list[Example]], np.ndarray], splits: Splits) -> dict[str, np.ndarray]:
@@ -106,16 +117,3 @@ def answers(ask: Callable[[list[Example]], np.ndarray], splits: Splits) -> dict[
 def judge(found: Mapping[str, np.ndarray], splits: Splits) -> dict[str, Any]:
     """The figures of `answers`: used once, after everything is chosen."""
     return {name: judged(each, getattr(splits, name)) for name, each in found.items()}
-
-
-def judged(found: np.ndarray, examples: list[Example]) -> dict[str, Any]:
-    """found: n c"""
-    return scores(found.argmax(axis=1).tolist(), [example.label for example in examples])
-
-
-def loss_of(found: np.ndarray, examples: list[Example]) -> float:
-    """The mean cross-entropy, in nats. found: n c"""
-    import numpy as np
-
-    right = found[np.arange(len(examples)), [example.label for example in examples]]
-    return round(float(-np.log(np.maximum(right, np.finfo(np.float32).tiny)).mean()), 4)

@@ -1,4 +1,7 @@
-"""One run of a table: from its description to its line of figures."""
+"""One run of a table: from its description to its line of figures.
+
+Shapes: n sentences, c classes.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from datetime import date
 from functools import partial
 from importlib.metadata import version
 from multiprocessing import parent_process
+from operator import itemgetter
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from advanced import choose
 from advanced.experiments.judging import Splits, answers, fit_of, judge, judged, probabilities
-from advanced.experiments.members import combine
 from advanced.experiments.models import Model
 from advanced.experiments.rows import Trial, label_names_of, plan_of
 from advanced.experiments.solved import bag_of_words, frozen_regression
@@ -29,9 +32,11 @@ from engine.programs import peak_memory
 from utils import warn
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from engine.checkpointer import Checkpointer
+    from engine.data import Example
     from engine.methods import EpochResult
     from engine.plan import ComputeSettings
     from engine.runs import Run
@@ -139,7 +144,7 @@ def named(trial: Trial, model: Model) -> dict[str, Any]:
 def run_of(trial: Trial) -> Callable[..., dict[str, Any]]:
     """The function that does such a run."""
     if trial.members > 1:
-        return partial(combine, train=_train)
+        return _combine
     return {"finetune": _fine_tune, "prompt": _ask, "bag-of-words": bag_of_words, "frozen-states": frozen_regression}[
         trial.option
     ]
@@ -204,6 +209,45 @@ def _fine_tune(trial: Trial, model: Model, work: Path, compute: ComputeSettings)
     fit, found = fit_of(ask, trained.splits, trial), answers(ask, trained.splits)
     kept = {} if trial.method else {PROBABILITIES: found}
     return {**trained.figures, **fit, **judge(found, trained.splits), **kept}
+
+
+def _combine(trial: Trial, model: Model, work: Path, compute: ComputeSettings) -> dict[str, Any]:
+    """Several plain models of one division of the data, put together: the simplest gain there is, and so a baseline.
+
+    A vote (`advanced/vote.py`), and a uniform and a greedy soup (`advanced/soup.py`) of them; the greedy one is chosen
+    on what all of them have held out. The fit is that of the worst model.
+    """
+    import numpy as np
+
+    from advanced.soup import mean_of, soup
+    from engine.runs import compute_fast, load_classifier
+
+    trained = [_train(member, model, work, compute) for member in trial.each_member()]
+    splits = trained[0].splits
+    model_of_all, _ = load_classifier(trained[0].path)
+    first = {name: tensor.clone() for name, tensor in model_of_all.state_dict().items()}
+    each = [first, *(load_classifier(one.path)[0].state_dict() for one in trained[1:])]
+    compute_fast(model_of_all, compute, trains=False)
+    ask = partial(probabilities, model_of_all, trained[0].tokenizer, trial=trial, compute=compute)
+
+    def asked(weights: dict[str, torch.Tensor], examples: list[Example]) -> np.ndarray:
+        model_of_all.load_state_dict(weights)
+        return ask(examples)  # n c
+
+    def score(weights: dict[str, torch.Tensor]) -> float:
+        return judged(asked(weights, splits.held_out), splits.held_out)["accuracy"]
+
+    fit = max((fit_of(partial(asked, one), splits, trial) for one in each), key=itemgetter("fit_loss"))
+    soups = {}
+    for kind in ("uniform", "greedy"):
+        kept, _ = soup(each, kind, score)
+        soups[f"{kind} soup"] = mean_of([each[number] for number in kept])
+    ways = {"vote": lambda examples: np.mean([asked(one, examples) for one in each], axis=0)}
+    ways |= {name: partial(asked, weights) for name, weights in soups.items()}
+    combined = {name: judge(answers(way, splits), splits) for name, way in ways.items()}
+    seconds = sum(one.figures["seconds"] for one in trained)
+    figures = {name: trained[0].figures[name] for name in ("trainable", "train_sentences")}
+    return {**figures, **fit, "seconds": round(seconds, 1), "combined": combined, **combined["vote"]}
 
 
 def clear(trial: Trial, model: Model, work: Path, kept: Collection[str] = ()) -> None:

@@ -31,7 +31,7 @@ from advanced.experiments.results import fits
 from advanced.experiments.rows import Row
 from config import PRESETS, LlamaConfig
 from engine import runs
-from engine.data import create_data, unpack
+from engine.data import Example, create_data, unpack
 from engine.families import load_llama
 from engine.methods import EpochResult
 from engine.plan import ComputeSettings
@@ -203,7 +203,7 @@ def test_zero_shot_choices_are_made_by_macro_f1_on_a_sample_of_the_seed(
 
 def test_macro_f1_counts_each_class_alike():
     """F1 of the first class is 6/7, of the other, which is never predicted, 0."""
-    found = judging.scores([0, 0, 0, 0], [0, 0, 0, 1])
+    found = judging.judged(np.eye(2)[[0, 0, 0, 0]], [Example("a film", label) for label in (0, 0, 0, 1)])
     assert (found["accuracy"], found["macro_f1"]) == (0.75, 0.42857)
 
 
