@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -22,13 +22,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from advanced import METHODS, choose
 from advanced.experiments.models import Model, model_of
-from advanced.experiments.rows import path_of
-from engine.data import Example, create_data, read_label_names
+from advanced.experiments.rows import PLAN_SETTINGS, Trial, path_of, plan_of
+from engine.data import Example, create_data
 from engine.programs import ArgumentParser, Default, check_new, run_main
 from utils import UserError, atomic_write
 
 if TYPE_CHECKING:
     from engine.runs import Run
+
+HEADS_OF_METHODS = "method", "trained", "time of a step / plain", "peak memory / plain"
+HEADS_OF_MODELS = "model", "trained", "time of a step", "time of classification", "peak memory"
+Turn = Callable[["Run", list[Example]], float]  # does the work of one turn and returns its seconds
 
 
 def trained(family: str, attention: str) -> list[str]:
@@ -56,7 +60,10 @@ def get_args(argv: list[str] | None = None) -> Namespace:
 
 
 class Workload(NamedTuple):
-    """The plain model and its data. steps: batches in a turn. rounds: turns that are counted."""
+    """A model, the methods that it is trained with, joined by a comma, and its data.
+
+    steps: batches in a turn. rounds: turns that are counted.
+    """
 
     model: Model
     data: str
@@ -64,6 +71,7 @@ class Workload(NamedTuple):
     batch_size: int
     steps: int
     rounds: int
+    methods: str = ""
 
     def sentences(self) -> list[Example]:
         examples = create_data(path_of(self.data, "train"))
@@ -72,31 +80,18 @@ class Workload(NamedTuple):
         return examples[: self.batch_size * self.steps]
 
 
-class MeasuredMethod(NamedTuple):
-    """A model, and the methods that it is trained with, joined by a comma."""
-
-    model: Model
-    methods: str = ""
-
-
-def assemble(work: Workload, measured_method: MeasuredMethod) -> Run:
+def assemble(work: Workload) -> Run:
     import torch
 
-    from advanced.experiments.rows import checkpoint_of
-    from engine.plan import ComputeSettings, InputFile, Plan
+    from engine.plan import ComputeSettings
     from engine.runs import assemble
     from utils import seed_everything
 
     seed_everything(0)
-    model, file = measured_method.model, InputFile.of(path_of(work.data, "train"))
-    plan = Plan(
-        family=model.family, checkpoint=checkpoint_of(model), tokenizer=InputFile.of(model.tokenizer),
-        train=file, dev=file, epochs=1, batch_size=work.batch_size, train_eval=False, lr=1e-4,
-        label_names=tuple(read_label_names(path_of(work.data, "label_names"))),
-        attention=work.attention if model.family == "llama" else None,
-        methods=choose(measured_method.methods, family=model.family) if measured_method.methods else (),
-    )  # fmt: skip
-    return assemble(plan, ComputeSettings(torch.device("cpu")), examples=work.sentences())
+    own = {"attention": work.attention, "batch_size": work.batch_size, "epochs": 1, "lr": 1e-4, "hold_out": 0.0}
+    settings = tuple((PLAN_SETTINGS | own).items())
+    trial = Trial("", "", "finetune", work.methods, (), work.data, None, 0, "final", settings)
+    return assemble(plan_of(trial, work.model), ComputeSettings(torch.device("cpu")), examples=work.sentences())
 
 
 def seconds_of_a_turn(run: Run, examples: list[Example]) -> float:
@@ -135,27 +130,25 @@ class CostRatio(NamedTuple):
         return f"{self.middle:.2f} ({self.least:.2f}-{self.most:.2f})"
 
 
-def measure_time(
-    work: Workload, measured_method: MeasuredMethod, turn: Callable[[Run, list[Example]], float] = seconds_of_a_turn
-) -> CostRatio:
-    """turn: does one turn and returns its seconds. The first round is not counted."""
+def measure_time(plain: Workload, other: Workload, turn: Turn = seconds_of_a_turn) -> CostRatio:
+    """The first round is not counted."""
     from advanced.added import trainable_parameters
 
-    examples, both = work.sentences(), [assemble(work, each) for each in (MeasuredMethod(work.model), measured_method)]
+    examples, both = plain.sentences(), [assemble(plain), assemble(other)]
     turns: list[list[float]] = [[], []]
-    for number in range(work.rounds + 1):
+    for number in range(plain.rounds + 1):
         for which in (0, 1) if number % 2 else (1, 0):
             turns[which].append(turn(both[which], examples))
-    ratios = sorted(theirs / plain for plain, theirs in zip(*(each[1:] for each in turns), strict=True))
+    ratios = sorted(theirs / ours for ours, theirs in zip(*(each[1:] for each in turns), strict=True))
     return CostRatio(median(ratios), ratios[0], ratios[-1], trainable_parameters(both[1].model))
 
 
-def measure_memory(work: Workload, measured_method: MeasuredMethod) -> int:
+def measure_memory(work: Workload) -> int:
     import torch
 
     from engine.programs import peak_memory
 
-    seconds_of_a_turn(assemble(work, measured_method), work.sentences())
+    seconds_of_a_turn(assemble(work), work.sentences())
     return peak_memory(torch.device("cpu"))
 
 
@@ -165,29 +158,22 @@ def apart(function: Any, *arguments: Any) -> Any:
         return pool.submit(function, *arguments).result()
 
 
-def table_of_methods(work: Workload, methods: list[str]) -> list[str]:
-    """The lines of the table. Work after the last epoch (the mixtures of wise-ft) is no part of a step."""
-    plain = apart(measure_memory, work, MeasuredMethod(work.model))
-    lines = ["| method | trained | time of a step / plain | peak memory / plain |", "|---|---|---|---|"]
-    for names in methods:
-        entry = METHODS[names.partition(",")[0]]
-        found = apart(measure_time, work, MeasuredMethod(work.model, names))
-        memory = apart(measure_memory, work, MeasuredMethod(work.model, names)) / plain
-        lines.append(f"| {names} | {found.trained:,} | {found} | {memory:.2f} |")
-        print(f"{lines[-1]}  expected: {entry.cost}", flush=True)
-    return lines
+def table_of(plain: Workload, compared: list[Workload], heads: Sequence[str], turns: Sequence[Turn]) -> list[str]:
+    """The lines of the table: trained parameters, then the times of the turns and the peak memory beside `plain`.
 
+    Each line is printed when it is measured. Work after the last epoch (the mixtures of wise-ft) is no part of a step.
+    """
+    from advanced.experiments.render import markdown_row, markdown_table
 
-def table_of_models(work: Workload, others: list[Model]) -> list[str]:
-    first = apart(measure_memory, work, MeasuredMethod(work.model))
-    turns = seconds_of_a_turn, seconds_of_classification
-    lines = ["| model | trained | time of a step | time of classification | peak memory |", "|---|---|---|---|---|"]
-    for model in (work.model, *others):
-        step, classification = (apart(measure_time, work, MeasuredMethod(model), turn) for turn in turns)
-        memory = apart(measure_memory, work, MeasuredMethod(model)) / first
-        lines.append(f"| {model.name} | {step.trained:,} | {step} | {classification} | {memory:.2f} |")
-        print(lines[-1], flush=True)
-    return [*lines, "", f"Each as a multiple of {work.model.name}'s."]
+    rows, first = [], apart(measure_memory, plain)
+    for other in compared:
+        times = [apart(measure_time, plain, other, turn) for turn in turns]
+        memory = apart(measure_memory, other) / first
+        name = other.methods or other.model.name
+        rows.append([name, f"{times[0].trained:,}", *map(str, times), f"{memory:.2f}"])
+        expected = f"  expected: {METHODS[name.partition(',')[0]].cost}" if other.methods else ""
+        print(f"{markdown_row(rows[-1])}{expected}", flush=True)
+    return markdown_table(heads, rows)
 
 
 def main() -> None:
@@ -206,7 +192,13 @@ def main() -> None:
         choose(names, family=model.family, attention=args.attention)
     work = Workload(model, args.data, args.attention, args.batch_size, args.steps, args.rounds)
     work.sentences()
-    lines = table_of_models(work, others) if others else table_of_methods(work, methods)
+    if others:
+        models = [work._replace(model=each) for each in (model, *others)]
+        lines = table_of(work, models, HEADS_OF_MODELS, [seconds_of_a_turn, seconds_of_classification])
+        lines += ["", f"Each as a multiple of {model.name}'s."]
+    else:
+        trainings = [work._replace(methods=names) for names in methods]
+        lines = table_of(work, trainings, HEADS_OF_METHODS, [seconds_of_a_turn])
     kind = f"{model.name}, {work.attention}" if model.family == "llama" else model.name
     about = f"{kind}, {work.steps} batches of {work.batch_size} sentences of {work.data}"
     text = "\n".join([f"{about}; {work.rounds} rounds; {machine()}.", "", *lines]) + "\n"

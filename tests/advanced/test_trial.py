@@ -378,9 +378,9 @@ def test_a_preset_for_stories42m_runs_on_a_random_model_of_that_shape(
 def test_what_a_method_costs_is_measured_beside_plain_training(model: Model, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cost, "path_of", judging.path_of)
     work = cost.Workload(model, "films", "causal", batch_size=4, steps=2, rounds=2)
-    found = cost.measure_time(work, cost.MeasuredMethod(model, "r-drop"))
+    found = cost.measure_time(work, work._replace(methods="r-drop"))
     assert 0 < found.least <= found.middle <= found.most
-    assert cost.measure_time(work, cost.MeasuredMethod(model, "linear-probe")).trained == 2 * 32 + 2
+    assert cost.measure_time(work, work._replace(methods="linear-probe")).trained == 2 * 32 + 2
     with pytest.raises(UserError, match="too few for 9 batches"):
         work._replace(steps=9).sentences()
 
@@ -411,9 +411,9 @@ def test_the_table_of_costs_has_a_line_for_each_method_that_trains_such_a_model(
     """Memory beside that of a process that trains the plain model."""
     memory = {"": 200, "ema": 500, "lora,ema": 100}
 
-    def apart(function: Callable, work: cost.Workload, subject: cost.MeasuredMethod) -> Any:
+    def apart(function: Callable, work: cost.Workload, *others: Any) -> Any:
         if function is cost.measure_memory:
-            return memory.get(subject.methods, 300)
+            return memory.get(work.methods, 300)
         return cost.CostRatio(2.0, 1.0, 3.0, 1234)
 
     monkeypatch.setattr(cost, "apart", apart)
@@ -442,8 +442,8 @@ def test_the_cost_of_a_method_is_its_time_over_that_of_plain_training(model: Mod
     times = {"": [1.0, 1.0, 1.0, 1.0], "ema": [9.0, 2.0, 3.0, 4.0]}
     order: list[str] = []
 
-    def assembled(work: cost.Workload, subject: cost.MeasuredMethod) -> SimpleNamespace:
-        return SimpleNamespace(model=nn.Linear(1, 1), turn=iter(times[subject.methods]), of=subject.methods or "plain")
+    def assembled(work: cost.Workload) -> SimpleNamespace:
+        return SimpleNamespace(model=nn.Linear(1, 1), turn=iter(times[work.methods]), of=work.methods or "plain")
 
     def turn(run: SimpleNamespace, examples: list) -> float:
         order.append(run.of)
@@ -452,6 +452,6 @@ def test_the_cost_of_a_method_is_its_time_over_that_of_plain_training(model: Mod
     monkeypatch.setattr(cost, "path_of", judging.path_of)
     monkeypatch.setattr(cost, "assemble", assembled)
     work = cost.Workload(model, "films", "causal", batch_size=4, steps=2, rounds=3)
-    found = cost.measure_time(work, cost.MeasuredMethod(model, "ema"), turn)
+    found = cost.measure_time(work, work._replace(methods="ema"), turn)
     assert found == (3.0, 2.0, 4.0, 2) and str(found) == "3.00 (2.00-4.00)"
     assert order == ["ema", "plain", "plain", "ema"] * 2  # whatever slows the machine meanwhile meets both
