@@ -22,7 +22,7 @@ from tempfile import gettempdir
 
 from advanced.experiments.grid import Done, Table
 from advanced.experiments.models import Model, model_of, name_of
-from advanced.experiments.plots import NO_MATPLOTLIB, can_plot, draw
+from advanced.experiments.plots import draw
 from advanced.experiments.render import render, write_page
 from advanced.experiments.report import write_report
 from advanced.experiments.results import GrowingFile, read_results, results_beside
@@ -111,9 +111,6 @@ def write_tables(args: Namespace, table: Table, model: Model, done: Done) -> Non
     page = stem.with_name(f"{stem.name}.md")
     write_page(page, render(table, model, done), "--results")
     print(f"wrote {page}")
-    if not can_plot():
-        warn(NO_MATPLOTLIB)
-        return
     for plot in draw(table, model, done, stem):
         print(f"wrote {plot}")
 

@@ -10,16 +10,14 @@ from typing import Any
 from advanced.experiments.grid import Done, Table
 from advanced.experiments.models import Model
 from advanced.experiments.panel import Panel, each_seed, panels_of
-
-NO_MATPLOTLIB = 'matplotlib is not installed, so nothing is drawn: pip install "matplotlib>=3.8"'
-
-
-def can_plot() -> bool:
-    return importlib.util.find_spec("matplotlib") is not None
+from utils import warn
 
 
 def draw(table: Table, model: Model, done: Done, stem: Path) -> list[Path]:
-    """Write `stem`-accuracy.png, a picture for each panel. Returns its path; none without runs."""
+    """Write `stem`-accuracy.png, a picture for each panel. Returns its path; none without runs, or matplotlib."""
+    if importlib.util.find_spec("matplotlib") is None:
+        warn('matplotlib is not installed, so nothing is drawn: pip install "matplotlib>=3.8"')
+        return []
     import matplotlib
 
     matplotlib.use("Agg")  # no window
