@@ -12,6 +12,7 @@ one file of results. If the results of another table of the checkpoint lie besid
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 import time
 from argparse import Namespace
@@ -24,13 +25,13 @@ from advanced.experiments.grid import Done, Table
 from advanced.experiments.models import Model, model_of, name_of
 from advanced.experiments.plots import draw
 from advanced.experiments.render import render, write_page
-from advanced.experiments.report import write_report
+from advanced.experiments.report import text_of
 from advanced.experiments.results import GrowingFile, read_results, results_beside
 from advanced.experiments.rows import Trial
 from advanced.experiments.runner import Runner, describe, take_over
 from engine.arguments import check_page
 from engine.programs import ArgumentParser, Default, check_new, check_writable, require_folder, run_main
-from utils import UserError, warn
+from utils import UserError, atomic_write, warn
 
 HERE = Path(__file__).resolve().parent
 
@@ -55,7 +56,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
     add("--list", action="store_true", help="say which runs are left, and end")
     add("--render", action="store_true", help="write tables and plots beside the results, and end")
-    add("--report", metavar="FILE.md", help="write a report on one table, and a PDF where pandoc is, and end")
+    add("--report", metavar="FILE.md", help="write a report on one table, and end")
     add("--html", metavar="FILE", help="write a page to look at the runs of one table, and end")
     return parser.parse_args(argv)
 
@@ -92,8 +93,7 @@ def check_args(args: Namespace) -> None:
     if args.report:
         if Path(args.report).suffix != ".md":
             raise UserError(f"--report {args.report}: the name must end in .md")
-        for path in (Path(args.report), Path(args.report).with_suffix(".pdf")):
-            check_new(path, "--report")
+        check_new(args.report, "--report")
 
 
 def results_of(args: Namespace, table: Table) -> Path:
@@ -155,8 +155,11 @@ def table_of(args: Namespace, name: str) -> Table:
 def show(args: Namespace, table: Table, model: Model, done: Done) -> None:
     """Do the work of `--render`, `--report` or `--html`."""
     if args.report:
-        for written in write_report(table, model, done, command_of(args), Path(args.report)):
-            print(f"wrote {written}")
+        text = text_of(table, model, done, command_of(args))
+        with atomic_write(args.report) as file:
+            file.write(text)
+        pdf = Path(args.report).with_suffix(".pdf")
+        print(f"wrote {args.report}; this makes a PDF of it: {shlex.join(['pandoc', args.report, '-o', str(pdf)])}")
     elif args.html:
         write_html(args, table, model, done)
     else:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -35,33 +33,15 @@ from advanced.experiments.schema import SOLVED
 from engine.data import read_label_names, unpack
 from engine.flags import OUTPUT_WORDS
 from engine.metrics import entry_of
-from utils import UserError, atomic_write, join_names, warn
+from utils import UserError, join_names
 
 MOST_ROWS = 7  # of a table beside those that are solved, so that the report keeps to three pages
 WIDTH = 84  # of a line of a command
 OF_ASKING = ("attention", "batch_size", "precision", "max_sentence_len")  # settings that matter without training
 
 
-def write_report(table: Table, model: Model, done: Done, command: Sequence[str], path: Path) -> list[Path]:
-    """Write `path`, and a PDF beside it if pandoc can make one. command: makes the runs again. Returns the paths.
-
-    Raises `UserError` if there are no results or too many rows.
-    """
-    text = text_of(table, model, done, command)
-    with atomic_write(path) as file:
-        file.write(text)
-    pdf = path.with_suffix(".pdf")
-    if shutil.which("pandoc") is None:
-        warn(f"pandoc is not here, so there is no {pdf}")
-        return [path]
-    made = subprocess.run(["pandoc", path.name, "-o", pdf.name], cwd=path.parent, capture_output=True, check=False)
-    if made.returncode or not pdf.is_file():
-        warn(f"pandoc made no {pdf}: {(made.stderr.decode(errors='replace').strip() or 'no reason').splitlines()[0]}")
-        return [path]
-    return [path, pdf]
-
-
 def text_of(table: Table, model: Model, done: Done, command: Sequence[str]) -> str:
+    """The report. command: makes the runs again. Raises `UserError` if there are no results or too many rows."""
     if (count := sum(row.option not in SOLVED for row in table.rows)) > MOST_ROWS:
         raise UserError(f"a report has room for {MOST_ROWS} rows, not for {count}; name them with --only")
     parts = [f"# {table.title}", *_what(table), *_how(table, model), *sources_of(table)]

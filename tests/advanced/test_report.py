@@ -34,14 +34,9 @@ from engine.data import create_data, pack, unpack
 from utils import UserError
 
 
-def test_a_report_says_what_was_done_and_whether_it_is_beyond_noise(
-    tmp_path: Path, model: Model, finished: Finished, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_report_says_what_was_done_and_whether_it_is_beyond_noise(model: Model, finished: Finished):
     whole, done = finished
-    table = whole.only(["ema"])
-    monkeypatch.setattr(report.shutil, "which", lambda name: None)
-    assert report.write_report(table, model, done, ["python", "-m", "this"], tmp_path / "r.md") == [tmp_path / "r.md"]
-    text = (tmp_path / "r.md").read_text(encoding="utf-8")
+    text = report.text_of(whole.only(["ema"]), model, done, ["python", "-m", "this"])
     assert "**ema** evaluates and saves an exponential moving average" in text and "wise-ft" not in text
     said = re.search(r"\*ema\* differs from \*plain\* by (.*), p (.*), which is (.*)\.\n", text)
     assert said[1].startswith("+0.400 [") and float(said[2]) < 0.01 and said[3] == "beyond noise"
@@ -88,17 +83,14 @@ def test_a_report_has_the_bag_of_words_and_no_command_that_would_train_it(tmp_pa
     assert "--option bag-of-words" not in text and text.count("--method ema") == 1  # the best that is trained
 
 
-def test_damaged_results_give_pages_or_one_line(
-    tmp_path: Path, model: Model, finished: Finished, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(report.shutil, "which", lambda name: None)
+def test_damaged_results_give_pages_or_one_line(tmp_path: Path, model: Model, finished: Finished):
     (table, done), path, refused = finished, tmp_path / "results.jsonl", 0
     for number, text in enumerate(damaged([json.dumps(run) for run in done.values()], 200)):
         path.write_text(text, encoding="utf-8")
         try:
             found = read_results([path])
             assert render(table, model, found), number
-            report.write_report(table, model, found, ["x"], tmp_path / "report.md")
+            assert report.text_of(table, model, found, ["x"]), number
         except UserError as error:
             refused += 1
             assert "\n" not in str(error), number
@@ -288,55 +280,31 @@ def test_a_report_of_what_is_only_asked_speaks_of_no_epochs(tmp_path: Path, mode
 
 
 def test_a_report_without_results_or_with_too_many_rows_is_refused(
-    tmp_path: Path, model: Model, finished: Finished, monkeypatch: pytest.MonkeyPatch
+    model: Model, finished: Finished, monkeypatch: pytest.MonkeyPatch
 ):
     table, done = finished
     with pytest.raises(UserError, match="none of these rows has a final run: plain, ema"):
-        report.write_report(table.only(["ema"]), model, {}, [], tmp_path / "r.md")
+        report.text_of(table.only(["ema"]), model, {}, [])
     monkeypatch.setattr(report, "MOST_ROWS", 2)
     with pytest.raises(UserError, match="room for 2 rows, not for 3; name them with --only"):
-        report.write_report(table, model, done, [], tmp_path / "r.md")
-    assert not (tmp_path / "r.md").exists()
+        report.text_of(table, model, done, [])
     plain = {key for key, result in done.items() if result["row"] == "plain"}
     alone = report.text_of(table.only(["ema"]), model, {key: done[key] for key in done.keys() - plain}, [])
     assert "*plain*, which the others would be compared with, has no runs here." in alone
 
 
-@pytest.mark.parametrize(
-    ("script", "warning"),
-    [
-        (None, "pandoc is not here"),
-        ("echo no engine >&2; exit 47", "pandoc made no .*r.pdf: no engine"),
-        ("exit 0", "pandoc made no .*r.pdf: no reason"),
-        ('echo PDF > "$3"', None),
-    ],
-)
-def test_a_pdf_is_made_where_that_is_possible(
-    tmp_path: Path, model: Model, finished: Finished, script: str | None, warning: str | None,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture,
-):  # fmt: skip
-    (tools := tmp_path / "tools").mkdir()
-    if script is not None:
-        (tools / "pandoc").write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-        (tools / "pandoc").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tools))
-    table, done = finished
-    written = report.write_report(table, model, done, [], tmp_path / "r.md")
-    said = capsys.readouterr().err
-    assert re.search(warning, said) if warning else not said
-    assert [path.name for path in written] == ["r.md"] + ["r.pdf"] * (warning is None)
-
-
-def test_a_report_has_the_rows_that_are_named(tmp_path: Path, finished: Finished, main: Callable):
+def test_a_report_has_the_rows_that_are_named(
+    tmp_path: Path, finished: Finished, main: Callable, capsys: pytest.CaptureFixture
+):
     lines = [json.dumps(result) for result in finished[1].values()]
     (results := tmp_path / "r.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     main("--results", results, "--report", tmp_path / "o.md", "--only", "ema")
+    assert f"pandoc {tmp_path}/o.md -o {tmp_path}/o.pdf\n" in capsys.readouterr().out
     text = (tmp_path / "o.md").read_text(encoding="utf-8")
     assert "| ema" in text and "| mixed" not in text and "--only" in text
 
 
-@pytest.mark.parametrize("name", ["r.md", "r.pdf"])
-def test_a_report_does_not_replace_a_file(tmp_path: Path, name: str):
-    (tmp_path / name).write_text("mine", encoding="utf-8")
-    with pytest.raises(UserError, match=f"--report: .*{name} is there already"):
+def test_a_report_does_not_replace_a_file(tmp_path: Path):
+    (tmp_path / "r.md").write_text("mine", encoding="utf-8")
+    with pytest.raises(UserError, match="--report: .*r.md is there already"):
         program.check_args(program.get_args(["full", "--report", str(tmp_path / "r.md")]))
