@@ -115,6 +115,15 @@ def write_tables(args: Namespace, table: Table, model: Model, done: Done) -> Non
         print(f"wrote {plot}")
 
 
+def write_report(args: Namespace, table: Table, model: Model, done: Done) -> None:
+    """Write the report for --report. Raises `UserError` if there are no results or too many rows."""
+    text = text_of(table, model, done, command_of(args))
+    with atomic_write(args.report) as file:
+        file.write(text)
+    pdf = Path(args.report).with_suffix(".pdf")
+    print(f"wrote {args.report}; this makes a PDF of it: {shlex.join(['pandoc', args.report, '-o', str(pdf)])}")
+
+
 def write_html(args: Namespace, table: Table, model: Model, done: Done) -> None:
     """Write the page for --html. Raises `UserError` if there are no runs."""
     from explore.page import write_page
@@ -152,20 +161,6 @@ def table_of(args: Namespace, name: str) -> Table:
     return replace(table, baseline=baseline)
 
 
-def show(args: Namespace, table: Table, model: Model, done: Done) -> None:
-    """Do the work of `--render`, `--report` or `--html`."""
-    if args.report:
-        text = text_of(table, model, done, command_of(args))
-        with atomic_write(args.report) as file:
-            file.write(text)
-        pdf = Path(args.report).with_suffix(".pdf")
-        print(f"wrote {args.report}; this makes a PDF of it: {shlex.join(['pandoc', args.report, '-o', str(pdf)])}")
-    elif args.html:
-        write_html(args, table, model, done)
-    else:
-        write_tables(args, table, model, done)
-
-
 def main() -> None:
     args = get_args()
     check_args(args)
@@ -192,8 +187,12 @@ def work_on(args: Namespace, table: Table, end: float) -> None:
     model = model_of(args.pretrained_model_path, args.tokenizer, {**others, **done})
     table = table.without_unknown(model).only(args.only, args.data)
     table.check_families(model)
-    if args.render or args.report or args.html:
-        show(args, table, model, done)
+    if args.render:
+        write_tables(args, table, model, done)
+    elif args.report:
+        write_report(args, table, model, done)
+    elif args.html:
+        write_html(args, table, model, done)
     elif args.list:
         for trial in (trials := table.without_absent(model).ready(model, {**others, **done}, only_tune=args.tune)):
             print(describe(trial))

@@ -124,10 +124,8 @@ def cells_of(table: Table, model: Model, done: Done, data: str, shots: int | Non
         runs = {trial.seed: done[key] for trial in trials if (key := trial.key(model)) in done}
         for run in runs.values():
             entry_of(run, "dev")
-        chosen = "" if trials else "to be chosen"
-        if trials:
-            values = dict.fromkeys(values_of(row, trial) for trial in trials)
-            chosen = next(iter(values)) if len(values) == 1 else "chosen for each seed"
+        values = {values_of(row, trial) for trial in trials} or {""}
+        chosen = values.pop() if len(values) == 1 else "chosen for each seed"
         missing = len(table.seeds_of(row)) - len(runs)
         if row.members == 1 or not runs:
             cells.append(Cell(row.name, row, runs, missing, chosen))

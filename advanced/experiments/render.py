@@ -54,7 +54,9 @@ def render(table: Table, model: Model, done: Done) -> str:
         lines += [f"What is compared was fixed in commit {table.registered}, before its figures were known.", ""]
     for panel in panels_of(table, model, done):
         lines += [f"## {panel.title}", "", *render_panel(panel), "", *standing(panel), *across(panel), ""]
-    lines += [*_missing(table, model, done), *made_with(done)]
+    count, words = missing_of(table, model, done)
+    lines += [f"Missing: {count} runs ({words}).", ""] if count else []
+    lines += made_with(done)
     command = f"python -m advanced.experiments {table.name} --pretrained-model-path {model.given_as}"
     lines += [f"`{command}` does what is missing; with `--render` it writes this page.", "", *sources_of(table)]
     if choices := render_choices(table, model, done):
@@ -95,19 +97,17 @@ def _columns(cell: Cell, panel: Panel, verdict: Verdict | None) -> list[str]:
         columns.append("" if is_few else plain(verdict.gain.detectable))
     trained = f"{runs[0]['trainable']:,}" if "trainable" in runs[0] else "0"
     processor = panel.processor
-    seconds = [_seconds(run) for run in runs if run.get("processor") == processor]
+    on_one = [run for run in runs if run.get("processor") == processor]
+    seconds = [run.get("seconds", run.get("wall_seconds", 0.0)) for run in on_one]
     return [*columns, trained, f"{fmean(seconds):.0f}" if seconds else "-"]
-
-
-def _seconds(run: Mapping[str, Any]) -> float:
-    return run.get("seconds", run.get("wall_seconds", 0.0))
 
 
 def standing(panel: Panel) -> list[str]:
     """What beats neither the majority class nor the bag of words, in a sentence each."""
     not_above = ", ".join(name for name, is_above in panel.above_majority().items() if not is_above) or "none"
     said = f"not above the majority class ({plain(panel.majority)}): {not_above}"
-    lines = [f"On {_judges(panel)}, beyond noise, {said}."]
+    judges = f"{' and '.join(panel.splits)} ({len(panel.labels):,} sentences)"
+    lines = [f"On {judges}, beyond noise, {said}."]
     if words := panel.bag_of_words():
         beyond = {name: each.gain.mean for name, each in panel.verdicts(words).items() if each.is_beyond_noise}
         above = ", ".join(name for name, mean in beyond.items() if mean > 0) or "none"
@@ -125,15 +125,6 @@ def across(panel: Panel) -> list[str]:
         said = f"Of {len(kinds)} pairs of trained runs {count} are of two kinds of processor"
         return [f"{said}, whose rounding adds to chance."]
     return []
-
-
-def _judges(panel: Panel) -> str:
-    return f"{' and '.join(panel.splits)} ({len(panel.labels):,} sentences)"
-
-
-def _missing(table: Table, model: Model, done: Done) -> list[str]:
-    count, words = missing_of(table, model, done)
-    return [f"Missing: {count} runs ({words}).", ""] if count else []
 
 
 def missing_of(table: Table, model: Model, done: Done) -> tuple[int, str]:

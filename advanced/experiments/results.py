@@ -23,7 +23,7 @@ from advanced.experiments.schema import SOLVED
 from advanced.experiments.statistics import Difference, macro_f1_table, two_way
 from engine.data import parse_json, unpack
 from engine.metrics import PACKED, SETTINGS, entry_of, error_of_result, packed_lines, read_figures
-from utils import UserError, atomic_write
+from utils import UserError, atomic_write, warn
 
 Runs = Mapping[int, Mapping[str, Any]]  # results by seed
 JUDGES = ("dev", "test")
@@ -146,9 +146,18 @@ def keep_probabilities(path: Path, result: Mapping[str, Any], found: Mapping[str
 
 
 def probabilities_beside(path: Path, result: Mapping[str, Any], name: str) -> dict[str, np.ndarray]:
-    """The probabilities of a run, by split, that another table of the checkpoint `name` has kept, if it has."""
+    """The probabilities of a run, by split, that another table of the checkpoint `name` has kept, if it has.
+
+    A notice if they cannot be read.
+    """
+    if result["method"] or result["phase"] != "final":
+        return {}
     files = path.parent.glob(f"*-{glob.escape(f'{name}-{_panel_in_name(result)}')}.npz")
-    kept = {key: each for file in files for key, each in _kept_in(file).items()}
+    try:
+        kept = {key: each for file in files for key, each in _kept_in(file).items()}
+    except UserError as error:
+        warn(f"the probabilities of the run {result['key']} are not taken over: {error}")
+        return {}
     return {split: kept[key] for split in JUDGES if (key := f"{result['key']}-{split}") in kept}
 
 

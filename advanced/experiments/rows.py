@@ -138,10 +138,11 @@ def plan_of(trial: Trial, model: Model) -> Plan:
     settings = {name: value for name, value in trial.settings if name in PLAN_SETTINGS}
     if model.family != "llama":  # which has one kind of attention
         settings["attention"] = None
+    own_files = files_of(model.checkpoint) if Path(model.checkpoint).is_dir() else ()
     methods = choose(trial.method, trial.arguments, family=model.family) if trial.method else ()
     return Plan(
         family=model.family,
-        checkpoint=checkpoint_of(model),
+        checkpoint=InputFile.of(model.checkpoint, own_files),
         tokenizer=InputFile.of(model.tokenizer),
         label_names=tuple(label_names_of(trial)),
         methods=methods,
@@ -152,8 +153,3 @@ def plan_of(trial: Trial, model: Model) -> Plan:
         **files,
         **settings,
     )
-
-
-def checkpoint_of(model: Model) -> InputFile:
-    """The checkpoint of a plan: the file, or the directory with those of its files that matter."""
-    return InputFile.of(model.checkpoint, files_of(model.checkpoint) if Path(model.checkpoint).is_dir() else ())

@@ -105,13 +105,11 @@ class Runner:
         take_over(self.left, self.model, self.path, self.work)
         for trial, locks in self.free():
             print(f"{_now()} start: {describe(trial)}", flush=True)
-            pool = self.idle.pop() if self.idle else self.new_process()
+            how = {"mp_context": self.context, "initializer": end_with_parent}
+            pool = self.idle.pop() if self.idle else ProcessPoolExecutor(1, **how)
             model = replace(self.model, keys={})  # so that the key in the line is that of the files as they are then
             future = pool.submit(compute_trial, trial, model, self.work, self.device, self.threads, self.commit)
             self.running[future] = Running(trial, locks, pool)
-
-    def new_process(self) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(1, mp_context=self.context, initializer=end_with_parent)
 
     def end(self, each: Running, is_kept: bool = False) -> None:
         """End the process, unless it is kept for another run, and give up the locks; another process may then take the
@@ -190,20 +188,6 @@ def keep(path: Path, work: Path, result: Mapping[str, Any], found: Mapping[str, 
         lock.release()
 
 
-def take_probabilities(path: Path, work: Path, result: Mapping[str, Any], name: str) -> None:
-    """Copy the probabilities of a run that another table of the checkpoint `name` has done; a notice if they cannot be
-    read."""
-    if result["method"] or result["phase"] != "final":
-        return
-    try:
-        found = probabilities_beside(path, result, name)
-    except UserError as error:
-        warn(f"the probabilities of the run {result['key']} are not taken over: {error}")
-        return
-    if found:
-        keep(path, work, result, found)
-
-
 def take_over(left: Callable[[], list[Trial]], model: Model, path: Path, work: Path) -> None:
     """Copy the lines, and the probabilities, of runs that are left and that other tables of the checkpoint have done.
 
@@ -220,7 +204,8 @@ def take_over(left: Callable[[], list[Trial]], model: Model, path: Path, work: P
             try:
                 if key not in read_results([path]):
                     result = {**others[key], **named(trial, trial.model(model))}
-                    take_probabilities(path, work, result, model.name)
+                    if found := probabilities_beside(path, result, model.name):
+                        keep(path, work, result, found)
                     append_result(path, result)
                     print(f"{_now()} taken over from another table: {describe(trial)}", flush=True)
                     found = True
