@@ -226,19 +226,25 @@ def predict(
     yield from _predict(model, about, waiting, size)
 
 
-@torch.inference_mode()
 def _predict(model: nn.Module, about: SavedRun, sentences: list[str], batch_size: int) -> list[Prediction]:
-    device = next(model.parameters()).device
-    examples = [Example(sentence, NO_GOLD_LABEL) for sentence in sentences]
-    dataset = encode_for(model, about.tokenizer, examples)
-    predictions: list[Any] = [None] * len(sentences)
-    for batch in loader_of(dataset, about.config, batch_size, device) if sentences else ():
-        log_probs = model(batch["token_ids"].to(device))  # b c
-        # the log-probabilities of label words are over the whole vocabulary: scale them to a sum of 1 over the labels
-        probabilities = log_probs.float().softmax(dim=-1).tolist()
-        for index, label, row in zip(batch["indices"], log_probs.argmax(-1).tolist(), probabilities, strict=True):
-            predictions[index] = Prediction(sentences[index], label, row, dataset.is_too_long[index])
-    return predictions
+    if not sentences:
+        return []
+    dataset = encode_for(model, about.tokenizer, [Example(sentence, NO_GOLD_LABEL) for sentence in sentences])
+    log_probs = log_probabilities(model, dataset, batch_size)
+    # the log-probabilities of label words are over the whole vocabulary: scale them to a sum of 1 over the labels
+    probabilities = log_probs.float().softmax(dim=-1).tolist()
+    each = sentences, log_probs.argmax(-1).tolist(), probabilities, dataset.is_too_long
+    return [Prediction(*values) for values in zip(*each, strict=True)]
+
+
+@torch.inference_mode()
+def log_probabilities(model: nn.Module, dataset: Sentences, batch_size: int) -> torch.Tensor:
+    """What a classifier has for the labels of each sentence, in the order of the data, on the CPU: n c"""
+    device, found = next(model.parameters()).device, {}
+    for batch in loader_of(dataset, pretrained_of(model).config, batch_size, device):
+        rows = model(batch["token_ids"].to(device)).cpu()  # b c
+        found |= zip(batch["indices"], rows, strict=True)
+    return torch.stack([found[index] for index in range(len(found))])
 
 
 # ------------------------------------------------------------------------------------------------- from a plan to a run

@@ -26,7 +26,7 @@ from advanced.experiments.models import Model, model_of, name_of
 from advanced.experiments.plots import draw
 from advanced.experiments.render import render, write_page
 from advanced.experiments.report import text_of
-from advanced.experiments.results import GrowingFile, read_results, results_beside
+from advanced.experiments.results import read_results, results_beside, results_now
 from advanced.experiments.rows import Trial
 from advanced.experiments.runner import Runner, describe, take_over
 from engine.arguments import check_page
@@ -204,22 +204,20 @@ def work_on(args: Namespace, table: Table, end: float) -> None:
 def run(args: Namespace, table: Table, model: Model, path: Path, end: float) -> None:
     """Take over the lines of other tables, then do the runs that are left and whose checkpoint is here."""
 
-    file = GrowingFile(path)
-
     def left_of(table: Table) -> list[Trial]:
-        return table.ready(model, file.read(), only_tune=args.tune)
+        return table.ready(model, results_now(path), only_tune=args.tune)
 
     work = Path(args.work or Path(gettempdir()) / "min-llama-experiments")
     for folder in (path.parent, work):
         folder.mkdir(parents=True, exist_ok=True)
     take_over(partial(left_of, table), model, path, work)
     left = partial(left_of, table.without_absent(model))
-    Runner(left, model, path, work, args.device, args.workers, partial(kept_of, table, model, file)).run(end)
+    Runner(left, model, path, work, args.device, args.workers, partial(kept_of, table, model, path)).run(end)
 
 
-def kept_of(table: Table, model: Model, file: GrowingFile) -> set[str]:
+def kept_of(table: Table, model: Model, path: Path) -> set[str]:
     """The keys of the models that rows with `members` will combine."""
-    done, kept = file.read(), set()
+    done, kept = results_now(path), set()
     for row, data, shots in table.cells():
         for trial in table.final(row, data, shots, model, done) if row.members > 1 else ():
             if trial.key(model) not in done:

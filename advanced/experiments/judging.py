@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
-    from engine.plan import ComputeSettings
-
 MOST_OF_TRAIN = 1000  # training sentences whose loss is measured after training
 
 
@@ -75,25 +73,14 @@ def judged(found: np.ndarray, examples: list[Example]) -> dict[str, Any]:
     return {**figures, "predictions": pack(predictions), "labels": pack(labels)}
 
 
-def probabilities(
-    model: nn.Module, tokenizer: Any, examples: list[Example], trial: Trial, compute: ComputeSettings
-) -> np.ndarray:
+def probabilities(model: nn.Module, tokenizer: Any, examples: list[Example], trial: Trial) -> np.ndarray:
     """The probabilities of the labels, scaled to a sum of 1, of each sentence: n c"""
-    import torch
-
     from engine.families import encode_for
-    from engine.methods import pretrained_of
-    from engine.runs import loader_of
+    from engine.runs import log_probabilities
 
-    dataset, rows = encode_for(model, tokenizer, examples), [None] * len(examples)
-    loader = loader_of(dataset, pretrained_of(model).config, dict(trial.settings)["batch_size"], compute.device)
-    model.eval()
-    with torch.inference_mode():
-        for batch in loader:
-            found = model(batch["token_ids"].to(compute.device)).float().softmax(dim=-1).cpu()  # b c
-            for index, row in zip(batch["indices"], found, strict=True):
-                rows[index] = row
-    return torch.stack(rows).numpy()
+    dataset = encode_for(model.eval(), tokenizer, examples)
+    found = log_probabilities(model, dataset, dict(trial.settings)["batch_size"])
+    return found.float().softmax(dim=-1).numpy()
 
 
 def fit_of(ask: Callable[[list[Example]], np.ndarray], splits: Splits, trial: Trial) -> dict[str, Any]:

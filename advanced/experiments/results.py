@@ -13,6 +13,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -60,19 +61,15 @@ def files_of_results(folder: Path, pattern: str) -> list[Path]:
     return sorted({path.with_name(path.name.removesuffix(PACKED)) for path in found})
 
 
-class GrowingFile:
-    """A file of results that grows while a grid runs: `read_results` of it, anew only when it has changed."""
+def results_now(path: Path) -> dict[str, dict[str, Any]]:
+    """`read_results` of a file that grows while a grid runs: read anew only when it has changed."""
+    states = (part.stat() for part in parts_of(path))
+    return _results_at(path, *((now.st_size, now.st_mtime_ns) for now in states))
 
-    def __init__(self, path: Path):
-        self.path = path
-        self._state: list[tuple[int, int]] = []
-        self._results: dict[str, dict[str, Any]] = {}
 
-    def read(self) -> dict[str, dict[str, Any]]:
-        states = (part.stat() for part in parts_of(self.path))
-        if (state := [(now.st_size, now.st_mtime_ns) for now in states]) != self._state:
-            self._results, self._state = read_results([self.path]), state
-        return self._results
+@lru_cache(maxsize=1)
+def _results_at(path: Path, *states: tuple[int, int]) -> dict[str, dict[str, Any]]:
+    return read_results([path])
 
 
 def results_beside(path: Path, name: str) -> dict[str, dict[str, Any]]:

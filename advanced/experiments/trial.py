@@ -205,7 +205,7 @@ def _fine_tune(trial: Trial, model: Model, work: Path, compute: ComputeSettings)
         return trained.figures
     saved, _ = load_classifier(trained.path)
     compute_fast(saved, compute._replace(precision=dict(trial.settings)["precision"]), trains=False)
-    ask = partial(probabilities, saved, trained.tokenizer, trial=trial, compute=compute)
+    ask = partial(probabilities, saved, trained.tokenizer, trial=trial)
     fit, found = fit_of(ask, trained.splits, trial), answers(ask, trained.splits)
     kept = {} if trial.method else {PROBABILITIES: found}
     return {**trained.figures, **fit, **judge(found, trained.splits), **kept}
@@ -228,7 +228,7 @@ def _combine(trial: Trial, model: Model, work: Path, compute: ComputeSettings) -
     first = {name: tensor.clone() for name, tensor in model_of_all.state_dict().items()}
     each = [first, *(load_classifier(one.path)[0].state_dict() for one in trained[1:])]
     compute_fast(model_of_all, compute, trains=False)
-    ask = partial(probabilities, model_of_all, trained[0].tokenizer, trial=trial, compute=compute)
+    ask = partial(probabilities, model_of_all, trained[0].tokenizer, trial=trial)
 
     def asked(weights: dict[str, torch.Tensor], examples: list[Example]) -> np.ndarray:
         model_of_all.load_state_dict(weights)
@@ -285,7 +285,7 @@ def _ask(trial: Trial, model: Model, work: Path, compute: ComputeSettings) -> di
     precise = compute._replace(precision=settings["precision"])
     shown = dict(examples=splits.train, seed=trial.seed)
     asked = assemble_zero_shot(llama, tokenizer, names, methods, texts, compute=precise, **shown)
-    ask = partial(probabilities, asked, tokenizer, trial=trial, compute=compute)
+    ask = partial(probabilities, asked, tokenizer, trial=trial)
     if trial.phase == "tune":
         sample = random.Random(trial.seed).sample(splits.train, min(TUNING_SAMPLE, len(splits.train)))
         return {"selection": judged(ask(sample), sample)["macro_f1"]}

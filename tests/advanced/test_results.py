@@ -22,12 +22,12 @@ from advanced.experiments.models import Model, model_of
 from advanced.experiments.panel import panels_of
 from advanced.experiments.render import render
 from advanced.experiments.results import (
-    GrowingFile,
     append_result,
     files_of_results,
     parts_of,
     read_results,
     results_beside,
+    results_now,
     table_of,
 )
 from advanced.experiments.statistics import two_way
@@ -154,28 +154,27 @@ def test_the_readme_quotes_the_pages():
 
 
 def test_packed_lines_are_read_with_those_that_came_later(tmp_path: Path):
-    path, file = tmp_path / "t-a.jsonl", GrowingFile(tmp_path / "t-a.jsonl")
+    path = tmp_path / "t-a.jsonl"
     for key in "bc":
         append_result(path, {"key": key, "model": "a", "checksums": []})
     packed = tmp_path / "t-a.jsonl.xz"
     packed.write_bytes(lzma.compress(path.read_bytes()))
     path.unlink()
-    assert [*file.read()] == ["b", "c"] and files_of_results(tmp_path, "t-*") == [path]
+    assert [*results_now(path)] == ["b", "c"] and files_of_results(tmp_path, "t-*") == [path]
     append_result(path, {"key": "d", "model": "a", "checksums": []})
     (tmp_path / "t-a.jsonl.old").write_text("a copy is no file of results")
     assert files_of_results(tmp_path, "t-*") == [path]
-    assert [*file.read()] == [*read_results([path])] == ["b", "c", "d"] and parts_of(path) == [packed, path]
-    assert results_beside(tmp_path / "u-a.jsonl", "a") == file.read()
+    assert [*results_now(path)] == [*read_results([path])] == ["b", "c", "d"] and parts_of(path) == [packed, path]
+    assert results_beside(tmp_path / "u-a.jsonl", "a") == results_now(path)
     packed.write_bytes(packed.read_bytes()[:-9])
     with pytest.raises(UserError, match=r"t-a\.jsonl\.xz is damaged"):
-        file.read()
+        results_now(path)
 
 
 def test_a_growing_file_is_read_anew_when_it_has_changed_and_not_before(tmp_path: Path):
     path = tmp_path / "r.jsonl"
-    file = GrowingFile(path)
-    assert file.read() == {}
+    assert results_now(path) == {}
     for number in range(3):
         append_result(path, {"key": str(number), "model": "a", "checksums": []})
-        assert file.read() == read_results([path]) and len(file.read()) == number + 1
-        assert file.read() is file.read()
+        assert results_now(path) == read_results([path]) and len(results_now(path)) == number + 1
+        assert results_now(path) is results_now(path)
