@@ -58,7 +58,6 @@ class Panel(NamedTuple):
 
     title: str
     data: str
-    size: str
     cells: list[Cell]
     baseline: Runs
     baseline_name: str
@@ -155,7 +154,7 @@ def panels_of(table: Table, model: Model, done: Done) -> list[Panel]:
         if cells:
             baseline = next((cell.runs for cell in cells if cell.name == table.baseline), {})
             size = "" if all(cell.row.option == "prompt" for cell in cells) else size_in_words(shots)
-            panels.append(Panel(title_of(table, data, size), data, size, cells, baseline, table.baseline))
+            panels.append(Panel(title_of(table, data, size), data, cells, baseline, table.baseline))
     return panels
 
 
