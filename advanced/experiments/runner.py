@@ -204,8 +204,8 @@ def take_over(left: Callable[[], list[Trial]], model: Model, path: Path, work: P
             try:
                 if key not in read_results([path]):
                     result = {**others[key], **named(trial, trial.model(model))}
-                    if found := probabilities_beside(path, result, model.name):
-                        keep(path, work, result, found)
+                    if kept := probabilities_beside(path, result, model.name):
+                        keep(path, work, result, kept)
                     append_result(path, result)
                     print(f"{_now()} taken over from another table: {describe(trial)}", flush=True)
                     found = True
