@@ -131,7 +131,7 @@ def read_figures(
             warn(f"{path}: the last line is cut, and left out")
             break
         if where := error_of(record):
-            raise UserError(f"{path} line {number} is not {what}: {where} is missing or of a wrong kind")
+            raise UserError(f"{path} line {number} is not {what}: {where} is missing or wrong")
         first, other = found.setdefault(key_of(record), (number, record))
         if other != record:
             raise UserError(f"{path} lines {first} and {number} are about the same and differ; remove one of them")

@@ -19,6 +19,7 @@ from advanced.experiments.schema import BAG_OF_WORDS
 from advanced.experiments.statistics import LEVEL, Difference, holm
 from engine.data import majority_accuracy, unpack
 from engine.metrics import entry_of
+from utils import UserError
 
 
 class Cell(NamedTuple):
@@ -120,9 +121,7 @@ def cells_of(table: Table, model: Model, done: Done, data: str, shots: int | Non
         if (of_data, of_shots) != (data, shots):
             continue
         trials = table.final(row, data, shots, model, done)
-        runs = {trial.seed: done[key] for trial in trials if (key := trial.key(model)) in done}
-        for run in runs.values():
-            entry_of(run, "dev")
+        runs = {trial.seed: _result_of(trial, done[key]) for trial in trials if (key := trial.key(model)) in done}
         values = {values_of(row, trial) for trial in trials} or {""}
         chosen = values.pop() if len(values) == 1 else "chosen for each seed"
         missing = len(table.seeds_of(row)) - len(runs)
@@ -131,6 +130,15 @@ def cells_of(table: Table, model: Model, done: Done, data: str, shots: int | Non
         else:
             cells += _combined(row, runs, missing, chosen)
     return cells
+
+
+def _result_of(trial: Trial, run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The result of a run. Raises `UserError` if its line is damaged, or says that it is of another run."""
+    entry_of(run, "dev")
+    for name in ("data", "shots", "method", "seed", "phase"):
+        if entry_of(run, name) != getattr(trial, name):
+            raise UserError(f"the result {run['key']} has another {name!r} than the run with its key; remove it")
+    return run
 
 
 def _combined(row: Row, runs: Mapping[int, Any], missing: int, chosen: str) -> list[Cell]:

@@ -30,6 +30,7 @@ Runs = Mapping[int, Mapping[str, Any]]  # results by seed
 JUDGES = ("dev", "test")
 FEWEST_SEEDS = 3  # fewer seeds of what is drawn give no interval
 FITTED = 0.9  # of the loss of a guess
+ROUNDED = 1e-5  # of figures in a line
 RESULT_KINDS = {"key": str, "model": str, "checksums": [str]}  # in every line
 KINDS_OF_TRIAL = {  # in the line of every run of a table
     "processor": str, "torch": str, "kernels": str, "commit": (str, None), "date": str, "weights": str,
@@ -91,21 +92,26 @@ def results_beside(path: Path, name: str) -> dict[str, dict[str, Any]]:
 def result_error(result: Any) -> str:
     """Why a value is no result, or ""."""
     is_of_table = isinstance(result, dict) and ("phase" in result or "settings" in result)
-    return error_of_result(result, **RESULT_KINDS, **(KINDS_OF_TRIAL if is_of_table else {})) or _unlabelled(result)
+    if where := error_of_result(result, **RESULT_KINDS, **(KINDS_OF_TRIAL if is_of_table else {})):
+        return where
+    if any(result.get(name, 0) < 0 for name in ("seconds", "wall_seconds", "peak_mb")):
+        return "'seconds' or 'peak_mb' of the line, which is below 0"
+    combined = result.get("combined", {}).values()
+    wrong = (_wrong_judgement(each[split], split) for each in (result, *combined) for split in JUDGES if split in each)
+    return next(filter(None, wrong), "")
 
 
-def _unlabelled(result: Mapping[str, Any]) -> str:
-    """The split whose labels are missing, damaged, or not as many as its predictions; "" if there is none."""
-    for each in (result, *result.get("combined", {}).values()):
-        for split in JUDGES:
-            if split in each:
-                try:
-                    counts = {len(unpack(each[split][name])) for name in ("predictions", "labels")}
-                except (KeyError, ValueError, zlib.error):
-                    counts = set()
-                if len(counts) != 1:
-                    return f"'labels' of {split!r} of the line"
-    return ""
+def _wrong_judgement(judged: Mapping[str, Any], split: str) -> str:
+    """Which entry about a split does not fit its predictions, or ""."""
+    try:
+        predictions, labels = (unpack(judged[name]) for name in ("predictions", "labels"))
+    except (KeyError, ValueError, zlib.error):
+        predictions, labels = [], [0]
+    if len(predictions) != len(labels):
+        return f"'labels' of {split!r} of the line"
+    accuracy = sum(map(int.__eq__, predictions, labels)) / max(1, len(labels))
+    is_right = abs(judged["accuracy"] - accuracy) <= ROUNDED
+    return "" if is_right else f"'accuracy' of {split!r} of the line, which is {accuracy:.5f} by its predictions,"
 
 
 def _result_in(line: str) -> dict[str, Any] | None:

@@ -229,6 +229,14 @@ def test_results_are_rendered_without_the_weights_that_they_come_from(
         rendered("--data", "films")
 
 
+def test_lines_that_were_exchanged_are_refused(model: Model, finished: Finished):
+    table, done = finished
+    first, second, *_ = done
+    done[first], done[second] = done[second] | {"key": first}, done[first] | {"key": second}
+    with pytest.raises(UserError, match=f"the result {first} has another 'seed' than the run with its key"):
+        render(table, model, done)
+
+
 def test_runs_of_a_model_that_was_made_again_are_not_done_again_and_the_table_says_so(model: Model, finished: Finished):
     table, done = finished
     assert "was made" not in render(table, model, done)

@@ -20,8 +20,10 @@ import pytest
 from conftest import ROOT
 from grids import (  # noqa: F401 (fixtures)
     CONTENT,
+    Finished,
     Threads,
     computing,
+    finished,
     line_of,
     main,
     model,
@@ -36,6 +38,7 @@ from advanced.experiments.grid import Table
 from advanced.experiments.models import Model
 from advanced.experiments.results import append_result, read_results, results_beside
 from advanced.experiments.rows import Trial
+from engine.data import pack
 from engine.storage import NameLock
 from utils import UserError
 
@@ -59,6 +62,25 @@ def test_a_line_of_another_kind_is_refused(tmp_path: Path, line: str):
     append_result(path, {"key": "c", "model": "m", "checksums": ["1", "2"]})
     with pytest.raises(UserError, match="line 1 is not a result|not UTF-8"):
         read_results([path])
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"seconds": -7.0}, "'seconds' or 'peak_mb'"),
+        ({"dev": {"accuracy": 0.95}}, "'accuracy' of 'dev' of the line, which is 0.60000 by its predictions"),
+        ({"test": {"accuracy": 0.6001}}, "'accuracy' of 'test'"),
+        ({"test": {"labels": pack([1])}}, "'labels' of 'test'"),
+    ],
+)
+def test_figures_that_a_line_itself_contradicts_are_refused(
+    finished: Finished, tmp_path: Path, changed: dict, said: str
+):
+    line = next(iter(finished[1].values()))
+    line |= {name: line[name] | value if isinstance(value, dict) else value for name, value in changed.items()}
+    append_result(tmp_path / "results.jsonl", line)
+    with pytest.raises(UserError, match=f"line 1 is not a result: {said}"):
+        read_results([tmp_path / "results.jsonl"])
 
 
 @pytest.mark.slow
