@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import InitVar, dataclass, fields
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from utils import join_names, short_repr
 
@@ -12,7 +12,8 @@ Config = TypeVar("Config", bound="Checks")
 
 ATTENTION_KINDS = ("bidirectional", "causal")
 NORM_KINDS = ("rms", "layer")
-SAMPLINGS = {"plain": {}, "epsilon": {"epsilon": 0.05}, "top-p": {"top_p": 0.95}}  # of the course's editions
+# Limits to the tokens that `generate` draws, in the course's editions.
+SAMPLINGS: dict[str, dict[str, Any]] = {"plain": {}, "epsilon": {"epsilon": 0.05}, "top-p": {"top_p": 0.95}}
 PRECISIONS = ("fp32", "bf16", "int8", "int4")
 ROUNDING = ("int8", "int4")  # those that round the weights for good, so that they cannot be trained
 MAX_POSITIONS = 2**20  # the RoPE table has a row for each; a damaged config must not ask for terabytes
@@ -28,10 +29,13 @@ PRESETS = {
     "tiny": dict(dim=32, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=300, multiple_of=16, max_seq_len=64),
 }
 
+DERIVED: Any = None  # the default of a field of another type: `__post_init__` computes it from other fields
+
 
 class Checks:
     """Base class of model configs: presets and field checks. A failed check raises `ValueError`, naming the field."""
 
+    n_layers: int
     presets: ClassVar[dict[str, dict]] = {}
 
     def _require_positive_int(self, name: str) -> None:
@@ -95,11 +99,11 @@ class LlamaConfig(Checks):
     dropout: float = 0.0
     n_layers: int = 8
     n_heads: int = 8
-    n_kv_heads: int | None = 8
+    n_kv_heads: int = 8
     max_seq_len: int = 1024
     layer_norm_eps: float = 1e-5
     multiple_of: int = 32
-    hidden_dim: int | None = None
+    hidden_dim: int = DERIVED
     attention: str = "bidirectional"
     rope_theta: float = 10000.0
     tied: bool = True
@@ -165,7 +169,7 @@ class LlamaConfig(Checks):
         return self.is_causal
 
     @classmethod
-    def from_checkpoint(cls, model_args: dict, **changes) -> LlamaConfig:
+    def from_checkpoint(cls, model_args: Any, **changes) -> LlamaConfig:
         """The config of a checkpoint's `model_args`; `changes` replace single fields.
 
         Raises `ValueError` for a value that is not a dict, and for unknown keys, which it names: if it ignored a

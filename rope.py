@@ -10,6 +10,7 @@ A model that was trained further on longer texts may have smaller angles, its `s
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -80,4 +81,4 @@ def _slow_ones_closer(plain: torch.Tensor, factor: float, low: float, high: floa
     return plain * (share + (1.0 - share) / factor)
 
 
-SCALINGS = {"linear": _closer, "llama3": _slow_ones_closer}
+SCALINGS: dict[str, Callable[..., torch.Tensor]] = {"linear": _closer, "llama3": _slow_ones_closer}

@@ -145,8 +145,8 @@ def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
     temporary = path.parent / f"{TEMPORARY}{host_name()}-{os.getpid()}-{os.urandom(4).hex()}.tmp"
     try:
         _remove_leftovers(path.parent)
-        text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
-        with open(temporary, mode.replace("w", "x"), **text) as file:
+        encoding, newline = (None, None) if "b" in mode else ("utf-8", "\n")
+        with open(temporary, mode.replace("w", "x"), encoding=encoding, newline=newline) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -248,8 +248,8 @@ def choose_device(name: str = "cpu", use_gpu: bool = False) -> torch.device:
 
     present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if use_gpu and name in ("auto", "cpu"):
-        name = next((gpu for gpu in ("cuda", "mps") if present[gpu]), None)
-        if name is None:
+        name = next((gpu for gpu in ("cuda", "mps") if present[gpu]), "")
+        if not name:
             raise UserError("--use_gpu: PyTorch sees neither a CUDA nor an MPS device; leave the flag out for the CPU")
     elif name == "auto":
         name = next(device for device in ("cuda", "mps", "cpu") if present[device])

@@ -20,6 +20,7 @@ from config import LlamaConfig
 from engine.families import LLAMA_FAMILY, model_settings
 from engine.methods import prepare
 from engine.weights import blueprint
+from llama import Llama
 from tokenizer import Tokenizer
 from utils import join_names
 
@@ -111,7 +112,7 @@ def trained_by(name: str, config: LlamaConfig, tokenizer: Tokenizer, label_names
     chosen = name, entry.defaults
     attention = entry.attention or "bidirectional"
     with torch.device("meta"):
-        llama = blueprint(dataclasses.replace(config, attention=attention))
+        llama = blueprint(dataclasses.replace(config, attention=attention), Llama)
         settings = model_settings(chosen if entry.is_head else None, len(label_names))
         model = LLAMA_FAMILY.make_classifier(settings, llama, tokenizer, label_names)
         prepare(model, [] if entry.is_head else [create(*chosen)])

@@ -120,7 +120,7 @@ def _pretrain(args: Namespace, compute: ComputeSettings, outputs: Outputs, sizes
     methods = [paced(args)]
     record = {"kind": "checkpoint", "model_args": asdict(model.config)}  # the course's layout
     checkpointer = SaverWithTokenizer(
-        outputs.model, outputs.point, record, identity_with(args, corpus, model.config), rounds.count, methods,
+        outputs.model, outputs.point, record, identity_with(args, corpus, model.config), rounds.total, methods,
         tokenizer_file=corpus.tokenizer_file,
     )  # fmt: skip
     task = NextToken()

@@ -183,7 +183,7 @@ def _pretrain(args: Namespace, compute: ComputeSettings, outputs: Outputs) -> It
         **{name: getattr(args, name) for name in TASK_FLAGS},
     )
     checkpointer = DirectoryCheckpointer(
-        outputs.model, outputs.point, {}, identity, rounds.count, methods, tokenizer=corpus.tokenizer
+        outputs.model, outputs.point, {}, identity, rounds.total, methods, tokenizer=corpus.tokenizer
     )
     batches = train.training_batches(args.batch_size, rounds.steps), held_out.batches(args.batch_size)
     first = {"step": 0, **unigrams(corpus.train, held_out)}

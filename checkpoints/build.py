@@ -215,11 +215,12 @@ def train(
     optimizer, plain_loss = make_optimizer(model, LR), PlainLoss()
     shape, tokens = {"model_args": BUNDLED_SHAPE, "seed": SEED}, [len(corpus.ids) for corpus in corpora]
     checkpointer = Checkpointer(
-        model_path=None,
+        model_path=CHECKPOINT,
         resume_path=RESUME,
         identity={**shape, "steps": TRAINING_STEPS, "lr": LR, "tokens": tokens},
         epochs=TRAINING_STEPS // EPOCH,
         methods=[plain_loss, TwoTexts()],
+        saves_model=False,
     )
     history = resume(checkpointer, model, optimizer)
     trainer = Trainer(

@@ -84,6 +84,7 @@ def load_llama2c(path: str | os.PathLike, attention: str | None = None) -> Llama
     import torch
 
     from engine.weights import blueprint, filled
+    from llama import Llama
 
     try:
         size = Path(path).stat().st_size
@@ -96,7 +97,7 @@ def load_llama2c(path: str | os.PathLike, attention: str | None = None) -> Llama
     except ValueError as error:
         raise UserError(f"{path} is not a model of llama2.c, or it is damaged: {error}") from None
     numbers = np.memmap(path, dtype="<f4", mode="c", offset=start)
-    shapes = {name: tensor.shape for name, tensor in blueprint(config).state_dict().items()}
+    shapes = {name: tensor.shape for name, tensor in blueprint(config, Llama).state_dict().items()}
     state, at = {}, 0
     for name in _names(config, version):
         shape = (config.max_seq_len, config.head_dim // 2) if name is ANGLES else shapes[name]

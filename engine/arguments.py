@@ -90,10 +90,10 @@ def _check_generate_files(args: Namespace) -> dict[str, Path]:
     if args.temperature is not None:
         outputs["the text of --temperature"] = temperature_path(args)
     outputs |= {f"sample {number} of --num_samples": path for number, path in enumerate(samples[1:], 2)}
-    outputs = {name: path for name, path in outputs.items() if path is not None}
-    for name, path in outputs.items():
+    written = {name: path for name, path in outputs.items() if path is not None}
+    for name, path in written.items():
         check_writable(path, name)
-    return outputs
+    return written
 
 
 def texts_to_write(args: Namespace) -> list[Path | None]:
@@ -343,9 +343,10 @@ def _check_option(args: Namespace) -> None:
     if len(searches) > 1:
         raise UserError("--beam and --contrastive both say what the text at temperature 0 is; give one of them")
     _check_texts(args)
-    advanced = require_folder("advanced", f"--{searches[0]}") if searches else None
-    if "contrastive" in searches and getattr(args, "attention", None) == "bidirectional":
-        raise UserError(f"{advanced.part('table').CONTRASTIVE_WHY}; add --attention causal")
+    if searches:
+        advanced = require_folder("advanced", f"--{searches[0]}")
+        if "contrastive" in searches and getattr(args, "attention", None) == "bidirectional":
+            raise UserError(f"{advanced.part('table').CONTRASTIVE_WHY}; add --attention causal")
     if args.option == "predict" and not isinstance(args.pretrained_model_path, Default):
         raise UserError("--pretrained-model-path is not for --option predict, whose --model is enough by itself")
     for name in needed_of(args.option):

@@ -37,15 +37,16 @@ class OtherRun(UserError):
 class Checkpointer:
     """Saves the best model and the resume point of a run, and loads the resume point.
 
-    model_path: file of the best epoch's model; None: do not save the model. resume_path: file from which a run can
-    continue after its last finished epoch. record: plain values and tensors to save beside the weights. identity: plain
-    values that must be equal in a resume point, for example the seed and the data. epochs: of the run; None: unknown.
+    model_path: file of the best epoch's model. resume_path: file from which a run can continue after its last finished
+    epoch. record: plain values and tensors to save beside the weights. identity: plain values that must be equal in a
+    resume point, for example the seed and the data. epochs: of the run; None: unknown.
     seconds: also save a resume point within an epoch, this long after the last one at `saved_at` (`time.monotonic`).
     apart: leave out that of an epoch which ends sooner than so many seconds after the last one; never that of the end.
     begun: the epoch that the last resume point, saved or loaded, is in the middle of; None: in none.
+    saves_model: False: save resume points only; nothing is written to `model_path`.
     """
 
-    model_path: Path | None
+    model_path: Path
     resume_path: Path
     record: dict[str, Any] = field(default_factory=dict)
     identity: dict[str, Any] = field(default_factory=dict)
@@ -56,6 +57,7 @@ class Checkpointer:
     apart: float = 0.0
     begun: BegunEpoch | None = None
     saved_at: float = field(default_factory=time.monotonic)
+    saves_model: bool = True
 
     def is_due(self) -> bool:
         """Whether it is time for a resume point within an epoch. All processes get the answer of the first one."""
@@ -71,7 +73,7 @@ class Checkpointer:
 
     def save_model(self, model: nn.Module, result: EpochResult) -> None:
         """Save the plain model's weights, and the tensors that methods could not merge into them (`Method.export`)."""
-        if self.model_path is None:
+        if not self.saves_model:
             return
         state = self.distributed.model_state(model)
         if not self.distributed.is_first:
@@ -131,7 +133,7 @@ class Checkpointer:
             set_random_state(point["rng"])
         except Exception:  # a damaged file makes these functions raise errors of many classes
             raise BadResumePoint(f"{self.resume_path} is damaged; remove it") from None
-        if self.model_path is not None and history:
+        if self.saves_model and history:
             self.distributed.from_first(lambda: self._check_best_model(best_of(history).epoch))
         return history
 

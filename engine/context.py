@@ -124,7 +124,6 @@ def sharing(module: nn.Module, kind: type[nn.Module], **children: nn.Module) -> 
     return shared
 
 
-@cache
 def _slots(kind: type) -> tuple[str, ...]:
     """The names of the attributes that do not lie in `__dict__`, as those of a kernel."""
     return tuple(name for base in kind.__mro__ for name in vars(base).get("__slots__", ()))
@@ -144,10 +143,13 @@ class ContextLlama:
     """Reads texts by the code of a Llama as it stands, with a context. It is made for the modules of this moment."""
 
     def __init__(self, llama: Llama):
-        self.attentions = [sharing(each.attention, with_context(type(each.attention))) for each in llama.layers]
-        layers = []
-        for number, (layer, attention) in enumerate(zip(llama.layers, self.attentions, strict=True)):
+        self.attentions, layers = [], []
+        for number, layer in enumerate(llama.layers):
+            own = layer.get_submodule("attention")
+            kind: type = type(own)  # for mypy a `type[Module]` has no hash
+            attention = sharing(own, with_context(kind))
             vars(attention)["layer_id"] = number
+            self.attentions.append(attention)
             layers.append(sharing(layer, type(layer), attention=attention))
         self.llama = sharing(llama, type(llama), layers=nn.ModuleList(layers))
 
@@ -208,8 +210,8 @@ class KVCache:
 
     def store(self, layer_id: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add one layer's new keys and values, each b g s d; returns those of all positions, b g t d."""
-        if self.keys is None:  # the buffers get the number format of the first key
-            self.keys, self.values = (torch.zeros(self.shape, dtype=key.dtype, device=key.device) for _ in range(2))
+        if self.keys is None or self.values is None:  # the buffers get the number format of the first key
+            self.keys, self.values = key.new_zeros(self.shape), key.new_zeros(self.shape)
         start = self.length - key.shape[2]
         self.keys[layer_id, :, :, start : self.length] = key
         self.values[layer_id, :, :, start : self.length] = value
@@ -220,7 +222,7 @@ class KVCache:
         taken = copy.copy(self)
         taken.shape = (self.shape[0], len(rows), *self.shape[2:])
         taken.pad = None if self.pad is None else self.pad[rows]
-        if self.keys is not None:
+        if self.keys is not None and self.values is not None:
             taken.keys, taken.values = self.keys.index_select(1, rows), self.values.index_select(1, rows)  # L r g t d
         return taken
 
@@ -282,6 +284,8 @@ def hidden_states(
     if embedded is not None:
         tokens = torch.zeros(embedded.shape[:2], dtype=torch.long, device=embedded.device)
         others["tok_embeddings"] = GivenVectors(embedded)
+    if tokens is None:
+        raise ValueError("tokens or their vectors are needed")
     if context is None:
         return sharing(llama, type(llama), **others)(tokens)[1]
     if context.mask is not None and not takes_mask(Attention):
@@ -400,7 +404,8 @@ def _in_pieces(model: Llama, is_plain: bool, tokens: torch.Tensor) -> list[torch
     """All hidden states, and the logits after the text."""
     if is_plain:
         return [*reversed(model(tokens))]
-    cache, length = KVCache(model, *tokens.shape), tokens.shape[1]
+    texts, length = tokens.shape
+    cache = KVCache(model, texts, length)
     pieces = [cache.read(piece) for piece in tokens.split([length - 4, 1, 2, 1], dim=1)]
     return [torch.cat([h for _, h in pieces], dim=1), pieces[-1][0]]
 
@@ -409,6 +414,7 @@ def _padded(model: Llama, is_plain: bool, tokens: torch.Tensor, pad: torch.Tenso
     """The logits after each text, the first tokens of which are padding."""
     if is_plain:
         return [model(row[None, before:])[0][0] for row, before in zip(tokens, pad.tolist(), strict=True)]
-    cache = KVCache(model, *tokens.shape, pad)
+    texts, length = tokens.shape
+    cache = KVCache(model, texts, length, pad)
     cache.read(tokens[:, :5])
     return [*cache.read(tokens[:, 5:])[0]]

@@ -181,7 +181,8 @@ def divide(
     is the share of each class to hold out, at least one example; with `shots`, the number of shots is held out instead.
     Raises `UserError` if a class has too few examples.
     """
-    return tuple([examples[place] for place in sorted(part)] for part in _divided(examples, seed, shots, hold_out))
+    train, held_out = _divided(examples, seed, shots, hold_out)
+    return [examples[place] for place in sorted(train)], [examples[place] for place in sorted(held_out)]
 
 
 def set_aside(examples: Sequence[Example], seed: int, shots: int | None, hold_out: float) -> list[Example]:

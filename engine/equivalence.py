@@ -30,11 +30,13 @@ NOT_COMPUTED |= {"__eq__", "__hash__", "__setattr__", "__delattr__"}  # made by 
 class Link(NamedTuple):
     """A name that traced code looks up when it runs, and the object that it stands for."""
 
-    holder: Any  # the globals of a module, or an object
+    holder: Any  # the globals of a module, or an object; a function for its own code, which an editor may exchange
     name: str
     value: Any
 
     def stands(self) -> bool:
+        if isinstance(self.holder, FunctionType):
+            return self.holder.__code__ is self.value
         holder = self.holder if isinstance(self.holder, dict) else vars(self.holder)
         return holder.get(self.name) is self.value
 
@@ -96,7 +98,7 @@ class CallTrace:
             self._cached -= is_cached
 
     def _visit_function(self, function: FunctionType, owner: type | None) -> None:
-        self.links.append(Link(_CodeOf(function), "code", function.__code__))
+        self.links.append(Link(function, "__code__", function.__code__))
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):  # of a name that has no value yet
                 self._visit(cell.cell_contents)
@@ -114,17 +116,6 @@ class CallTrace:
                 if name in holder:
                     self.links.append(Link(holder, name, holder[name]))
                     self._visit(holder[name])
-
-
-class _CodeOf:
-    """A view of a function whose dictionary holds its code, which an editor may exchange."""
-
-    def __init__(self, function: FunctionType):
-        self._function = function
-
-    @property
-    def __dict__(self) -> dict[str, Any]:
-        return {"code": self._function.__code__}
 
 
 def _is_of_library(part: Any) -> bool:
@@ -162,7 +153,8 @@ def _computing_lines(code: CodeType) -> set[int]:
     lines = {line for part in _with_inner(code) for _, _, line in part.co_lines() if line}
     raising: set[int] = set()
     for part in _with_inner(code):
-        line, block = part.co_firstlineno, set()
+        line = part.co_firstlineno
+        block: set[int] = set()
         for step in dis.get_instructions(part):
             line = _line_of(step) or line
             if step.is_jump_target:
@@ -366,6 +358,7 @@ class EquivalenceCheck:
 
     def _compare_anew(self) -> tuple[CallTrace, str | None]:
         self._is_running = True
+        found: str | None
         try:
             trace = CallTrace(*self.roots)
             more = trace.reads - self.reads if self.reads is not None else set()

@@ -20,7 +20,7 @@ from torch import nn
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier, read_last
 from config import LlamaConfig
 from engine.data import Example
-from engine.methods import Method
+from engine.methods import Classifier, Method, Pretrained
 from engine.plan import Plan
 from engine.programs import import_part, is_gguf, require_folder, tokenizer_name
 from engine.tasks import EncodingRules, LlamaDataset, Sentences
@@ -47,11 +47,11 @@ class ModelFamily:
 
     name: str
 
-    def load(self, plan: Plan) -> tuple[nn.Module, Any]:
+    def load(self, plan: Plan) -> tuple[Pretrained, Any]:
         """The pretrained model of a plan, and its tokenizer. Raises `UserError`."""
         raise NotImplementedError
 
-    def reopen(self, saved: dict[str, Any], path: str) -> tuple[nn.Module, Any]:
+    def reopen(self, saved: dict[str, Any], path: str) -> tuple[Pretrained, Any]:
         """The pretrained model of a saved classifier, before its weights are loaded, and its tokenizer.
 
         saved: the values of `runs.record_of`, and the weights under "model"; the weights are compared with the config
@@ -62,15 +62,15 @@ class ModelFamily:
     def make_classifier(
         self,
         settings: dict[str, Any],
-        pretrained: nn.Module,
+        pretrained: Pretrained,
         tokenizer: Any,
         label_names: Sequence[str],
         option: str = "finetune",
-    ) -> nn.Module:
+    ) -> Classifier:
         """Make a classifier of a pretrained model, b s -> log-probabilities b c. settings: see `model_settings`."""
         raise NotImplementedError
 
-    def encode(self, model: nn.Module, tokenizer: Any, examples: Sequence[Example]) -> Sentences:
+    def encode(self, model: Classifier, tokenizer: Any, examples: Sequence[Example]) -> Sentences:
         """Encode a data set in the form that this classifier reads."""
         raise NotImplementedError
 
@@ -121,7 +121,7 @@ class LlamaFamily(ModelFamily):
         tokenizer: Tokenizer,
         label_names: Sequence[str],
         option: str = "finetune",
-    ) -> nn.Module:
+    ) -> Classifier:
         head = settings["head"]
         if head not in HEADS:
             made = dict(settings["head_settings"])
@@ -131,7 +131,7 @@ class LlamaFamily(ModelFamily):
         labels = (tokenizer, list(label_names)) if head == "label words" else ()
         return HEADS[head](config, *labels, llama=pretrained)
 
-    def encode(self, model: nn.Module, tokenizer: Tokenizer, examples: Sequence[Example]) -> LlamaDataset:
+    def encode(self, model: Classifier, tokenizer: Tokenizer, examples: Sequence[Example]) -> LlamaDataset:
         """The prompt suffix of the classifier follows every text; positions for its answers (`room`) stay free.
 
         A classifier that puts text before every sentence says so (`follows`).
@@ -214,7 +214,7 @@ def model_settings(head: tuple[str, Any] | None, num_labels: int, hidden_dropout
     return {"head": name, "head_settings": dict(settings), **shape}
 
 
-def settings_of(model: nn.Module) -> dict[str, Any]:
+def settings_of(model: Classifier) -> dict[str, Any]:
     """The settings with which `ModelFamily.make_classifier` makes a classifier like this one."""
     own = next((name for name, kind in HEADS.items() if isinstance(model, kind)), None)
     head = (own, {}) if own else (model.name, model.settings) if hasattr(model, "name") else None

@@ -168,7 +168,7 @@ def facts_of(member: Member) -> dict[str, Any]:
 def print_choice(args: Namespace, members: list[Member], kept: list[int], scores: list[float], chosen_on: str) -> None:
     """Print what greedy soup has chosen, and on which data; warn of models that may have seen the data."""
     print(f"greedy: the models are sorted and kept by their accuracy on {chosen_on}")
-    own = {"train": InputFile.of(args.train, columns=args.columns).sha256} if args.train else {}
+    own: dict[str, Any] = {"train": InputFile.of(args.train, columns=args.columns).sha256} if args.train else {}
     own |= {name: getattr(args, name, None) for name in ON_DATA[1:]}
     for number, (member, score) in enumerate(zip(members, scores, strict=True)):
         print(f"{member.path}: {chosen_on} acc :: {score:.3f}{', kept' if number in kept else ''}")
@@ -284,8 +284,9 @@ def chosen_on(args: Namespace) -> str:
 def plan_of(args: Namespace, label_names: list[str], precision: str) -> Plan:
     from engine.plan import InputFile, Plan
 
-    names = ("seed", "epochs", "lr", "batch_size", "hidden_dropout_prob", "dropout", "weight_decay", "clip")
-    names += ("max_sentence_len", "methods", "attention", "norm", "shots", "hold_out")
+    names = ["seed", "epochs", "lr", "batch_size", "hidden_dropout_prob", "dropout", "weight_decay", "clip"]
+    names += ["max_sentence_len", "methods", "attention", "norm", "shots", "hold_out"]
+    flags: dict[str, Any] = {name: getattr(args, name, None) for name in names}
     return Plan(
         checkpoint=InputFile.of(args.pretrained_model_path, getattr(args, "model_files", ())),
         tokenizer=InputFile.of(args.tokenizer),
@@ -296,7 +297,7 @@ def plan_of(args: Namespace, label_names: list[str], precision: str) -> Plan:
         train_eval=not args.no_train_eval,
         family=getattr(args, "family", "llama"),
         method_files=tuple(map(InputFile.of_several, getattr(args, "method_files", ()))),
-        **{name: getattr(args, name, None) for name in names},
+        **flags,
     )
 
 

@@ -318,7 +318,7 @@ def compute_as_saved(args: Namespace, compute: ComputeSettings, of_run: str) -> 
 
 def _writer(
     args: Namespace, file: IO[str], label_names: Sequence[str], rows: list[Row] | None
-) -> Callable[[Prediction], None]:
+) -> Callable[[Prediction], object]:
     """The function that writes a prediction: as a line, or with all columns if the name of the output says so."""
 
     def label_of(prediction: Prediction) -> int | str:

@@ -271,8 +271,12 @@ def prepare(model: nn.Module, methods: Sequence[Method]) -> None:
 
 
 PARTS = ("llama", "encoder")  # possible names of the pretrained model in a classifier
+# Modules that have attributes in common and no base class, because the course's classes have none: not `nn.Module`, for
+# which type checkers take every attribute for a tensor. `families.ModelFamily` names the attributes.
+Pretrained = Any  # a Llama or a Bert
+Classifier = Any  # token ids b s -> log-probabilities b c
 
 
-def pretrained_of(model: nn.Module) -> nn.Module:
+def pretrained_of(model: nn.Module) -> Pretrained:
     """The pretrained model in a classifier; any other model is returned as it is."""
     return next((getattr(model, name) for name in PARTS if hasattr(model, name)), model)

@@ -99,8 +99,9 @@ class Plan:
         for each in dataclasses.fields(self):
             if each.name in ADDED and values[each.name] == each.default:
                 del values[each.name]
+        values.pop("method_files", None)
         plain = {name: value.sha256 if isinstance(value, InputFile) else value for name, value in values.items()}
-        files = {file.path: file.sha256 for file in plain.pop("method_files", ())}
+        files = {file.path: file.sha256 for file in self.method_files}
         methods = {name: {key: files.get(value, value) for key, value in settings} for name, settings in self.methods}
         return {**plain, "label_names": list(self.label_names), "methods": methods}
 

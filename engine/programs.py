@@ -19,6 +19,7 @@ import stat
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,14 +100,14 @@ class ArgumentParser(argparse.ArgumentParser):
         self.register("type", int, whole_number)
         self.register("type", float, decimal_number)
 
-    def parse_args(self, args: list[str] | None = None, namespace: Any = None) -> Any:
+    def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             flag = unknown[0].partition("=")[0]
             self.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(flag, self._option_string_actions)}")
         return parsed
 
-    def parse_known_args(self, args: list[str] | None = None, namespace: Any = None) -> tuple:
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         args = self._as_declared(sys.argv[1:] if args is None else args)
         for argument in args:
             if argument.startswith("--") and argument.endswith("=--"):  # argparse reads it as its separator
@@ -178,12 +179,10 @@ def _which_is_absent(error: ModuleNotFoundError) -> str:
         raise error
     if error.name.partition(".")[0] in ("torch", "numpy", "sentencepiece", "tqdm", "sklearn"):
         return f"the package {error.name} is not installed for {sys.executable}; bash setup.sh installs it"
-    place = error.__traceback__
-    while place.tb_next:
-        place = place.tb_next
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
     return (
         f"{error.name.replace('.', '/')}.py is not here, nor is a package of that name installed for "
-        f"{sys.executable}; it is imported by {place.tb_frame.f_code.co_filename} line {place.tb_lineno}"
+        f"{sys.executable}; it is imported by {frame.f_code.co_filename} line {line}"
     )
 
 

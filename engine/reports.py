@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import IO, TYPE_CHECKING, Any
 
 from engine.arguments import OUTPUT_FLAGS, TO_STDOUT, is_one_of_several, lock_of
 from engine.data import Example, create_data, format_line, read_label_names
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     import torch
 
     from config import LlamaConfig
-    from engine.methods import EpochResult
+    from engine.methods import EpochResult, Pretrained
     from engine.plan import ComputeSettings
     from engine.processes import Distributed
-    from engine.tasks import Evaluation, LlamaDataset, Task
+    from engine.tasks import Evaluation, Sentences, Task
     from llama import Llama
     from tokenizer import Tokenizer
 
@@ -104,7 +104,7 @@ def load_llama(args: Namespace, compute: ComputeSettings) -> tuple[Llama, Tokeni
     return llama, tokenizer
 
 
-def print_model(args: Namespace, model: torch.nn.Module) -> None:
+def print_model(args: Namespace, model: Pretrained) -> None:
     attention = model.config.attention
     print(f"load model from {args.pretrained_model_path}" + (f" (attention: {attention})" if attention else ""))
 
@@ -147,7 +147,7 @@ def encode(
     splits: dict[str, list[Example]],
     tokenizer: Tokenizer,
     model: torch.nn.Module,
-) -> dict[str, LlamaDataset]:
+) -> dict[str, Sentences]:
     """Encode the splits in the form that a classifier reads, and warn of sentences longer than the model's limit."""
     from engine.families import encode_for
     from engine.methods import pretrained_of
@@ -169,7 +169,7 @@ def prints_data(args: Namespace) -> bool:
 
 
 @contextmanager
-def opened_output(path: str | None) -> Iterator[TextIO]:
+def opened_output(path: str | None) -> Iterator[IO[str]]:
     """The file of --output, written whole or not at all, or standard output: UTF-8 with `\\n` on every platform."""
     if path not in TO_STDOUT:
         with atomic_write(path) as file:
@@ -231,7 +231,7 @@ def warn_of_long_sentences(count: int, config: LlamaConfig, path: str = "") -> N
 def predict_and_report(
     args: Namespace,
     model: torch.nn.Module,
-    datasets: dict[str, LlamaDataset],
+    datasets: dict[str, Sentences],
     label_names: list[str],
     device: torch.device,
     distributed: Distributed,

@@ -37,7 +37,7 @@ from engine.families import (
     require_shapes,
     settings_of,
 )
-from engine.methods import EpochResult, prepare, pretrained_of
+from engine.methods import Classifier, EpochResult, prepare, pretrained_of
 from engine.metrics import TrainingCallback
 from engine.plan import ComputeSettings, Plan
 from engine.processes import SINGLE_PROCESS, Distributed
@@ -363,7 +363,7 @@ def assemble_zero_shot(
     return model
 
 
-def _asked_of(model: nn.Module, head: tuple[str, Any] | None, label_names: Sequence[str], question: str) -> str:
+def _asked_of(model: Classifier, head: tuple[str, Any] | None, label_names: Sequence[str], question: str) -> str:
     """The prompt suffix of this classifier with another question; without a head, it keeps the course's final space."""
     if head is None:
         return prompt_suffix(label_names, question)
@@ -434,12 +434,11 @@ def search_of(
     llama: Llama, generator: Any, beams: int | None = None, contrastive: tuple[float, int] | None = None
 ) -> Any:
     """A search that replaces `generator`, with its own `generate`; None without both `beams` and `contrastive`."""
-    if beams is None and contrastive is None:
-        return None
-    decoding = advanced_folder().part("decoding")
     if beams is not None:
-        return decoding.BeamSearch(generator, beams)
-    return decoding.ContrastiveSearch(llama, *contrastive)
+        return advanced_folder().part("decoding").BeamSearch(generator, beams)
+    if contrastive is not None:
+        return advanced_folder().part("decoding").ContrastiveSearch(llama, *contrastive)
+    return None
 
 
 # ---------------------------------------------------------------------------------------------------------- fine-tuning

@@ -47,7 +47,7 @@ def save_tensors(path: str | os.PathLike, content: dict[str, Any]) -> None:
             raise
 
 
-def load_tensors(path: str | os.PathLike, *, mmap: bool = True, warns: bool = True) -> object:
+def load_tensors(path: str | os.PathLike, *, mmap: bool = True, warns: bool = True) -> Any:
     """Load a file of `torch.save` to the CPU: tensors and plain Python values, nothing else.
 
     `weights_only=True` never runs code from the file, and every checksum in it is verified. mmap: map files in the zip
@@ -135,7 +135,7 @@ LIMITS = {  # of a folder of control groups, version 2 and 1: the files of the l
 DONT_NEED = 4  # of Linux's mman.h
 
 
-def require_memory(path: str | os.PathLike, needed: int, precision: str, remedy: str) -> None:
+def require_memory(path: str | os.PathLike, needed: float, precision: str, remedy: str) -> None:
     """Raise `UserError` if a model needs more bytes in this precision than are free. path: its file, for the error."""
     free = free_memory()
     if free is not None and needed > free:
@@ -143,14 +143,14 @@ def require_memory(path: str | os.PathLike, needed: int, precision: str, remedy:
         raise UserError(f"{path} needs {sizes}; {remedy}")
 
 
-def free_memory() -> int | None:
+def free_memory() -> float | None:
     """The bytes that this process can still get: of the machine, or of its control groups. None if unknown."""
     try:
         kilobytes = _numbers_in(Path("/proc/meminfo"))["MemAvailable:"]
         groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except (OSError, KeyError, ValueError):  # not Linux
         return None
-    free = kilobytes * 1024
+    free: float = kilobytes * 1024
     for group in groups:
         _, kinds, place = group.split(":", 2)
         if kinds in LIMITS:

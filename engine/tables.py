@@ -142,7 +142,7 @@ def read_records(path: str | os.PathLike, columns: Columns = USUAL) -> list[Reco
         text, label = row.get(columns.text), row.get(columns.label)
         if not (isinstance(text, str) or _is_missing(text)):
             raise UserError(f"{path} line {number}: the column {columns.text} is no text but {short_repr(text)}")
-        text = "" if _is_missing(text) else " ".join(text.strip().splitlines())
+        text = " ".join(text.strip().splitlines()) if isinstance(text, str) else ""
         if not text and not columns.skip_empty:
             what = f"the column {columns.text} is empty" if row else "the line is blank"
             raise UserError(f"{path} line {number}: {what}; {SKIP}")

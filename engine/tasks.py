@@ -96,7 +96,7 @@ class LengthBuckets(Sampler[list[int]]):
         for start in range(0, count, size):
             group = sorted(order[start : start + size], key=self.lengths.__getitem__, reverse=True)
             batches += [group[first : first + self.batch_size] for first in range(0, len(group), self.batch_size)]
-        order = torch.randperm(len(batches)).tolist() if self.shuffle else range(len(batches))
+        order = torch.randperm(len(batches)).tolist() if self.shuffle else list(range(len(batches)))
         yield from (batches[position] for position in order)
 
 
@@ -407,7 +407,7 @@ def confusion(labels: Sequence[int], predictions: Sequence[int], classes: int) -
 
 def worst_errors(sentences: Sequence[str], result: WithProbabilities) -> list[dict[str, Any]]:
     """The errors whose gold label had the lowest probabilities, at most WORST."""
-    wrong = [
+    wrong: list[dict[str, Any]] = [
         {
             "index": index,
             "sentence": sentences[index],

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, cast
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,10 @@ from engine.processes import Batch, Distributed, LocalBatch
 from engine.tasks import NO_TARGET
 from llama import LlamaLayer
 from utils import UserError
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
 
 TIMEOUT = timedelta(minutes=10)  # until a lost machine is an error; the end of a process is noticed at once
 
@@ -178,9 +182,11 @@ class TorchDistributed(Distributed):
     def network(self, model: nn.Module) -> Callable[..., Any]:
         def call(*inputs: Any, **named: Any) -> Any:
             with _meeting():
-                outputs = (self.trained if model.training else model)(*inputs, **named)
+                called = self.trained if model.training and self.trained is not None else model
+                outputs = called(*inputs, **named)
             if self.shard and not model.training:
-                model.reshard()  # parameters outside the layers would stay whole until the next backward pass
+                # else parameters outside the layers stay whole until the next backward pass
+                cast("FSDPModule", model).reshard()
             return outputs
 
         return call
@@ -238,7 +244,7 @@ class TorchDistributed(Distributed):
             if not _is_sharded(leaf):
                 return leaf
             if id(leaf) not in gathered:
-                whole = leaf.detach().full_tensor()
+                whole = leaf.full_tensor().detach()
                 gathered[id(leaf)] = whole.cpu() if self.is_first else None
             return gathered[id(leaf)]
 
@@ -249,7 +255,7 @@ class TorchDistributed(Distributed):
         whole = super().piece(whole, like)
         if not _is_sharded(like):
             return whole
-        piece = torch.zeros_like(like, requires_grad=False)
+        piece = cast("DTensor", torch.zeros_like(like, requires_grad=False))
         local = piece.to_local()
         most = -(-len(whole) // like.device_mesh.size())  # rows in each process; the last ones may have fewer
         start = min(like.device_mesh.get_local_rank() * most, len(whole))
@@ -285,7 +291,7 @@ def _shard(model: nn.Module, device: torch.device, size: int) -> None:
     fully_shard(model, mesh=mesh)
 
 
-def _is_sharded(value: Any) -> bool:
+def _is_sharded(value: Any) -> TypeGuard[DTensor]:
     """Whether this is a `DTensor`, of which this process holds a shard."""
     return hasattr(value, "to_local")
 

@@ -66,8 +66,9 @@ def evaluate(
 
 def _progress_bar(loader: DataLoader, desc: str, progress: bool) -> tqdm:
     """A progress bar; it appears on a terminal only, not in a log file."""
-    total, disable = len(loader.dataset), None if progress else True
-    return tqdm(total=total, desc=desc, unit=" sentences", leave=False, mininterval=0.5, disable=disable)
+    data: Any = loader.dataset  # PyTorch's Dataset declares no length
+    disable = None if progress else True
+    return tqdm(total=len(data), desc=desc, unit=" sentences", leave=False, mininterval=0.5, disable=disable)
 
 
 # ----------------------------------------------------------------------------------------------------------- perplexity
@@ -151,8 +152,8 @@ class Trainer:
             begun = begun or BegunEpoch(random_state())
             start = time.perf_counter() - begun.seconds
             for loader in (train, dev):
-                if hasattr(loader.batch_sampler, "set_epoch"):
-                    loader.batch_sampler.set_epoch(epoch)
+                if (set_epoch := getattr(loader.batch_sampler, "set_epoch", None)) is not None:
+                    set_epoch(epoch)
             train_loss = self._train_epoch(train, epoch, epochs * len(train), begun, start)
             begun = None
             yield self._close_epoch(train_loss, train, dev, start)
@@ -175,11 +176,12 @@ class Trainer:
         total: the number of steps of the run. begun: what is done of this epoch; it began at `start`.
         """
         self.model.train()
+        sampler: Any = loader.batch_sampler  # PyTorch's Sampler declares no `batch_size`
         losses, clock = begun.loss, time.perf_counter()
         with _progress_bar(loader, f"train {epoch}", self.progress) as bar:
             for index, local in self._batches_after(begun, loader, bar):
                 step = self._step(local, epoch, epoch * len(loader) + index, total)
-                value = self._gradients(step, loader.batch_sampler.batch_size, index)
+                value = self._gradients(step, sampler.batch_size, index)
                 norm = math.nan if self.callback is None else gradient_norm(self._trained())
                 rates = self._rates(step)
                 self._update(step, rates)

@@ -93,7 +93,7 @@ def filled(
     keep: of `keeper`; the weights of a large model are then taken out of `state`.
     """
     if keep is not None:
-        model = blueprint(config)
+        model = blueprint(config, Llama)
         _require_finite(path, fill(model, model, state, keep))
         return model.eval()
     # Drawing weights that are replaced at once looks wasteful. It moves the random generator exactly as the
@@ -120,7 +120,8 @@ def canonical_state(state: dict, tied: bool = True) -> dict:
 
     Raises `ValueError` if two names belong to the same tensor.
     """
-    renamed, before = {}, {}
+    renamed: dict[str, Any] = {}
+    before: dict[str, str] = {}
     for name, tensor in state.items():
         full = str(name)
         name = own_name(full)
@@ -156,7 +157,8 @@ def keeper(path: str | os.PathLike, numbers: int, precision: str | None = None) 
     """
     if numbers < LARGE:
         return None
-    smaller = {"fp32": "int8", "bf16": "int8", "int8": "int4"}.get(precision)  # None: it is trained, or the smallest
+    # None: it is trained, or the smallest
+    smaller = {"fp32": "int8", "bf16": "int8", "int8": "int4"}.get(precision or "")
     remedy = f"use --precision {smaller}, or a smaller model" if smaller else "use a smaller model"
     require_memory(path, numbers * BYTES[precision or "fp32"], precision or "fp32", remedy)
     if precision is None:
@@ -191,7 +193,7 @@ def fill(model: nn.Module, llama: Llama, state: dict[str, torch.Tensor], keep: K
 # ------------------------------------------------------------------------------------------- checks of a file's content
 
 
-def blueprint(config: Checks, make: Callable[[Any], Model] = Llama) -> Model:
+def blueprint(config: Checks, make: Callable[[Any], Model]) -> Model:
     """A model of this config on device "meta": names, shapes and settings, no numbers. It draws no random numbers."""
     with undrawn():
         return make(config)
@@ -208,9 +210,10 @@ class Unfilled(TorchFunctionMode):
     """Inside it, PyTorch's functions that draw or fill weights do nothing. (On "meta" they import large modules.)"""
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
         if getattr(function, "__name__", "") in ("kaiming_uniform_", "normal_", "uniform_", "fill_", "zero_"):
             return args[0] if args else kwargs["tensor"]
-        return function(*args, **(kwargs or {}))
+        return function(*args, **kwargs)
 
 
 def shape_errors(state: dict, config: LlamaConfig) -> list[str]:
@@ -288,6 +291,7 @@ def are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def is_finite(tensor: torch.Tensor) -> bool:
     if (stored := getattr(tensor, "stored", None)) is not None:  # a compact one: a row's scale is as finite as the row
-        tensor = stored if tensor.scale is None else tensor.scale
+        scale = getattr(tensor, "scale", None)
+        tensor = stored if scale is None else scale
     # a sum is not finite if one number is not, and takes a tenth of the time; finite numbers can have an infinite sum
     return bool(tensor.sum().isfinite() or tensor.isfinite().all())

@@ -181,7 +181,8 @@ def what_changed_in(llama: Llama) -> str | None:
 
 @lru_cache(maxsize=8)
 def _settings_as_made(config: tuple[tuple[str, Any], ...]) -> dict[str, dict[str, Any]]:
-    return {name: _settings(module) for name, module in blueprint(LlamaConfig(**dict(config))).named_modules()}
+    made = blueprint(LlamaConfig(**dict(config)), Llama)
+    return {name: _settings(module) for name, module in made.named_modules()}
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:

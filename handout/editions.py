@@ -52,7 +52,7 @@ WITHOUT_SCALING = {  # which no checkpoint of the course has
         ("""
 A model that was trained further on longer texts may have smaller angles, its `scaling`: see `SCALINGS`.
 """, ""),
-        ("import math\n", ""),
+        ("import math\nfrom collections.abc import Callable\n", ""),
         ("\nScaling = tuple  # the name of one of SCALINGS, and its numbers\n", ""),
         ("    theta: float = 10000.0,\n    scaling: Scaling | None = None,\n", "    theta: float = 10000.0,\n"),
         ('    device: torch.device | str = "cpu",\n    scaling: Scaling | None = None,\n',

@@ -131,8 +131,9 @@ def _named(tree: ast.Module) -> dict[str, ast.AST]:
     """Functions, classes and constants by name, methods as `Class.method`."""
     found: dict[str, ast.AST] = {}
     for node in tree.body:
-        if isinstance(node, ast.Assign):
-            found |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {target.id: node for target in targets if isinstance(target, ast.Name)}
         name = getattr(node, "name", "")
         found |= {name: node} if name else {}
         inner = node.body if isinstance(node, ast.ClassDef) else ()

@@ -145,7 +145,7 @@ def test_a_blueprint_is_the_model_without_its_numbers():
     for changes in ({}, {"n_kv_heads": 4, "hidden_dim": 7}, {"n_layers": 5, "dim": 64}):
         config = LlamaConfig.from_preset("tiny", **changes)
         before = torch.get_rng_state()
-        blueprint = weights.blueprint(config)
+        blueprint = weights.blueprint(config, Llama)
         assert torch.equal(torch.get_rng_state(), before)
         assert {tensor.device.type for tensor in blueprint.parameters()} == {"meta"}
         shapes = [{name: tensor.shape for name, tensor in m.state_dict().items()} for m in (blueprint, Llama(config))]

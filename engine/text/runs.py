@@ -169,7 +169,8 @@ PACE = ("epochs", "lr", "warmup", "batch_size", "length", "weight_decay", "clip"
 
 def train_and_held_out(args: Namespace) -> tuple[list[str], list[str]]:
     """The documents to train on, and the held-out documents; a share of each text is held out."""
-    train, held = [], []
+    train: list[str] = []
+    held: list[str] = []
     for number, path in enumerate(args.text):
         documents = read_documents(path, columns_of(args))
         print(f"load {len(documents)} documents from {path}")
@@ -187,7 +188,7 @@ def identity_of(args: Namespace, **more: Any) -> dict[str, Any]:
 class Rounds(NamedTuple):
     """The number of measurements of a run, and the number of steps between two of them."""
 
-    count: int
+    total: int
     steps: int
 
     @classmethod
@@ -220,6 +221,7 @@ class TextSaver(Checkpointer):
     Saving raises `UserError` if another program has made one of these files since the run began.
     """
 
+    epochs: int = 0  # the number of rounds, never unknown
     has_saved: bool = False
     flag: str = "--out"
 

@@ -602,7 +602,7 @@ def test_next_tokens_are_a_task_like_any_other(tmp_path: Path):
     batches = Windows([[0, 1], [2, 3]])
     loader = torch.utils.data.DataLoader(windows, batch_sampler=batches, collate_fn=windows.collate_fn)
     optimizer = AdamW(model.parameters(), lr=1e-2)
-    checkpointer = Checkpointer(None, tmp_path / "text.resume")
+    checkpointer = Checkpointer(tmp_path / "text.pt", tmp_path / "text.resume", saves_model=False)
     trainer = Trainer(model, optimizer, NextToken(), checkpointer=checkpointer, progress=False)
     results = list(trainer.fit(loader, loader, epochs=3))
     assert results[0].train_loss > results[2].train_loss and results[2].dev_score > results[0].dev_score
