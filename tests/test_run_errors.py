@@ -87,25 +87,26 @@ def test_weights_ruined_by_the_last_step_of_an_epoch_are_not_saved(
 # ------------------------------------------------------------------------------------------------------ full disk
 
 
-def limited(limit: int, script: str, *flags: object, cwd: Path) -> subprocess.CompletedProcess:
-    """Run a program that may write no file beyond `limit` bytes, which fails as a full disk does."""
-    return subprocess.run(
-        [sys.executable, "-B", str(ROOT / script), *map(str, flags)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=120,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-    )
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Inside it, no file of this process can have more bytes, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writes_none, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # half of it might stay in __pycache__
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        sys.dont_write_bytecode = writes_none
 
 
-def test_full_disk_while_saving_the_model(tmp_path: Path, classify_flags: Callable) -> None:
+def test_full_disk_while_saving_the_model(call: Callable, tmp_path: Path, classify_flags: Callable) -> None:
     """The zip writer of torch.save fails a second time when it closes; that must not be what a person sees."""
     (tmp_path / DEV_OUT).write_text("earlier work")
     before = snapshot(tmp_path)
-    done = limited(20_000, "run_llama.py", *classify_flags("finetune"), "--epochs", 1, cwd=tmp_path)
-    check_one_error(done.returncode, done.stderr, "finetune-1-2e-05.pt")
+    with files_of_at_most(20_000):
+        status, _, err = call(*classify_flags("finetune"), "--epochs", 1)
+    check_one_error(status, err, "finetune-1-2e-05.pt")
     assert snapshot(tmp_path) == before
 
 
@@ -113,14 +114,9 @@ def test_full_disk_while_saving_the_model(tmp_path: Path, classify_flags: Callab
 def test_disk_fills_up_at_any_point_of_a_saved_model(tmp_path: Path, size: int) -> None:
     path = tmp_path / "model.pt"
     path.write_bytes(b"earlier work")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     content = {"model": random_llama().state_dict()}
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        with pytest.raises(OSError) as caught:
-            storage.save_tensors(path, content)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with files_of_at_most(size), pytest.raises(OSError) as caught:
+        storage.save_tensors(path, content)
     assert caught.value.errno == errno.EFBIG
     assert snapshot(tmp_path) == {"model.pt": b"earlier work"}
 
@@ -197,7 +193,12 @@ def test_text_that_standard_output_cannot_encode(tmp_path: Path, flags_for: Call
 
 
 @pytest.mark.parametrize(
-    ("number", "word", "expected"), [(signal.SIGINT, "interrupted", 130), (signal.SIGTERM, "terminated", 143)]
+    ("number", "word", "expected"),
+    [
+        (signal.SIGINT, "interrupted", 130),
+        # in this process: test_the_first_sigterm_ends_a_training_and_the_next_ones_are_ignored
+        pytest.param(signal.SIGTERM, "terminated", 143, marks=pytest.mark.slow),
+    ],
 )
 def test_interrupted_training_keeps_what_is_finished(
     tmp_path: Path, classify_flags: Callable, number: int, word: str, expected: int

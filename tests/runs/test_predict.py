@@ -69,6 +69,7 @@ def predicted(folder: Path, *flags: object, text: str = "") -> str:
 # ------------------------------------------------------------------------------------------------------ saved runs
 
 
+@pytest.mark.parametrize("saved", ["causal"], indirect=True)
 def test_a_saved_run_needs_no_other_file(saved: Path, tmp_path: Path, films: dict[str, Path]):
     """On another machine: nothing but the code and the file."""
     for path in ROOT.glob("*.py"):
@@ -238,8 +239,9 @@ def predicting(folder: Path, **how: object) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **how)
 
 
+@pytest.mark.parametrize("saved", ["bidirectional"], indirect=True)
 def test_lines_are_answered_while_the_input_is_still_being_written(saved: Path):
-    """As a pipe of one's own: what was written is answered before more is."""
+    """As a pipe of one's own: what was written is answered before more is. A bidirectional model needs full batches."""
     with predicting(saved, text=True) as process:
         for batch in range(3):
             for number in range(4):  # the run's batch size
