@@ -128,6 +128,12 @@ def prompt_suffix(label_names: Sequence[str], question: str = QUESTION) -> str:
 # ---------------------------------------------------------------------------------------------------------------- files
 
 
+PIECE = 1 << 16  # bytes
+MOST_UNPACKED, SMALL = 20, 1 << 26  # times the size of a gzip file (texts: 3 to 10), or `SMALL` bytes if that is more
+GZIP = b"\x1f\x8b"
+COMPRESSED = re.compile(
+    rb"(?P<gzip>\x1f\x8b)|(?P<zstd>\(\xb5/\xfd)|(?P<xz>\xfd7zXZ)|(?P<bzip2>BZh.1AY)|(?P<zip>PK\x03\x04)"
+)
 TEMPORARY = ".minllama-"  # the names of temporary files begin with it; host, process id and random letters follow
 
 
@@ -192,16 +198,47 @@ def find_asset(name: str | os.PathLike) -> Path | None:
     return None
 
 
+def bytes_of(path: str | os.PathLike) -> Iterator[bytes]:
+    """The bytes of a file, piece by piece; those of a gzip file unpacked. Raises `OSError`.
+
+    Raises `UserError` for a damaged gzip file, one that could fill the memory, and files that are compressed otherwise.
+    """
+    with open(path, "rb") as file:
+        if not file.peek().startswith(GZIP):
+            require_unpacked(path, file.peek())
+            yield from iter(lambda: file.read(PIECE), b"")
+            return
+        import gzip
+        import zlib
+
+        left = max(SMALL, MOST_UNPACKED * os.fstat(file.fileno()).st_size)
+        unpacked = gzip.GzipFile(fileobj=file)
+        try:
+            require_unpacked(path, unpacked.peek(1))
+            while piece := unpacked.read(PIECE):
+                if (left := left - len(piece)) < 0:
+                    raise UserError(f"{path} unpacks to over {MOST_UNPACKED} times its size; unpack it with gunzip")
+                yield piece
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise UserError(f"{path} is a damaged gzip file: {error}") from None
+
+
+def require_unpacked(name: str | os.PathLike, beginning: bytes) -> None:
+    """Raise `UserError` if a file or stream begins as a compressed one does."""
+    if found := COMPRESSED.match(beginning):
+        raise UserError(f"{name} is compressed by {found.lastgroup}; unpack it")
+
+
 def read_text(path: str | os.PathLike) -> str:
-    """The text of a UTF-8 file; line ends become `\\n`, a byte-order mark is dropped.
+    """The text of a UTF-8 file, which gzip may have packed; line ends become `\\n`, a byte-order mark is dropped.
 
     Raises `UserError` if the file is missing, a device (some do not end), unreadable or not UTF-8 (naming the first bad
-    line).
+    line), and as `bytes_of`.
     """
     try:
         if Path(path).is_char_device():
             raise UserError(f"{path} is a device; give a file")
-        raw = Path(path).read_bytes()
+        raw = b"".join(bytes_of(path))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
     except OSError as error:

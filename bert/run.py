@@ -24,7 +24,7 @@ from pathlib import Path
 from bert.package import PACKAGE, directory_of, installed
 from convert.directory import TOKENIZER_JSON, VOCABULARY, files_of_bert, require_safetensors, vocabulary_file
 from engine.arguments import check_args, check_numbers, check_overlaps, is_one_of_several
-from engine.flags import add_flags, flags_named
+from engine.flags import add_flags, flags_named, utf8_text
 from engine.programs import ArgumentParser, Default, check_writable, did_you_mean, run_main
 from utils import UserError, choose_device, seed_everything
 
@@ -92,9 +92,10 @@ def _parser_of(option: str) -> ArgumentParser:
         add_flags(parser, FINETUNE_FLAGS)
         return parser
     add = parser.add_argument_group(option).add_argument
-    add("--text", help="a question" if option == "qa" else "a text")
+    add("--text", type=utf8_text, help="a question" if option == "qa" else "a text")
     if option != "fill-mask":
-        add("--text_b", metavar="TEXT", help="the paragraph" if option == "qa" else "what may follow it, as a segment")
+        what = "the paragraph" if option == "qa" else "what may follow it, as a segment"
+        add("--text_b", type=utf8_text, metavar="TEXT", help=what)
     if option == "encode":
         add("--output", metavar="FILE.pt", default=STATES, help="where the hidden states are written")
     if option == "fill-mask":
@@ -151,10 +152,6 @@ def _check_texts(args: Namespace) -> None:
         if not text or not text.strip():
             is_given = text is not None and flag == "text_b"
             raise UserError("--text_b holds no text" if is_given else f"--option {args.option} needs --{flag} TEXT")
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise UserError(f"--{flag} is not UTF-8 text") from None
 
 
 def _check_squad(args: Namespace) -> None:

@@ -43,7 +43,8 @@ from engine.programs import (
     require_folder,
     tokenizer_name,
 )
-from engine.tables import FORMATS, STANDARD_INPUT, Columns, has_columns
+from engine.streams import STANDARD_INPUT
+from engine.tables import FORMATS, GZIP_ENDING, Columns, has_columns
 from utils import QUESTION_OF_TEXTS, UserError, find_asset, hub_hint, join_names, warn
 
 TO_STDOUT = (None, "-")  # values of --output
@@ -66,6 +67,8 @@ def check_files(args: Namespace) -> dict[str, Path]:
 def _check_output(args: Namespace) -> dict[str, Path]:
     if args.output in TO_STDOUT:
         return {}
+    if args.output.lower().endswith(GZIP_ENDING):
+        raise UserError(f"--output {args.output}: what is written is not packed; leave {GZIP_ENDING} out")
     check_writable(args.output, "--output")
     return {"--output": Path(args.output)}
 
@@ -75,7 +78,7 @@ def _find_input(name: str, path: str) -> str:
     if found is None and name in ("input", "prompt_file") and os.path.exists(path) and not os.path.isdir(path):
         return path  # a pipe, which can be read once
     if found is None:
-        _refuse_what_is_no_file(name, path)
+        refuse_what_is_no_file(name, path)
         raise UserError(f"--{name} {path} does not exist")
     return str(found)
 
@@ -178,18 +181,19 @@ def check_page(flag: str, path: str) -> None:
 def _find_data(flag: str, name: str) -> str:
     path = find_asset(name)
     if path is None:
-        _refuse_what_is_no_file(flag, name)
+        refuse_what_is_no_file(flag, name)
         hint = "" if find_asset("data/films-train.txt") is None else "; data/films-*.txt is here in any case"
         raise UserError(f"--{flag} {name} does not exist; setup.sh fetches the course's data{hint}")
     return str(path)
 
 
-def _refuse_what_is_no_file(flag: str, name: str) -> None:
+def refuse_what_is_no_file(flag: str, name: str) -> None:
     """Raise `UserError` if the name belongs to a folder, a broken link, a pipe or a device."""
     if name and os.path.isdir(name):
         raise UserError(f"--{flag} {name} is a folder; name a file")
     if name and os.path.lexists(name):
-        what = "a link that leads nowhere" if os.path.islink(name) else "a pipe or device, which can be read only once"
+        leads_on = os.path.exists(name)  # a shell's <(COMMAND) is a link to a pipe
+        what = "a pipe or device, which can be read only once" if leads_on else "a link that leads nowhere"
         raise UserError(f"--{flag} {name} is {what}; name a file")
 
 
@@ -203,7 +207,7 @@ def _resolve_checkpoint(args: Namespace) -> bool:
     if is_bundled:
         path = find_asset(BUNDLED_CHECKPOINT)
     if path is None:
-        _refuse_what_is_no_file("pretrained-model-path", args.pretrained_model_path)
+        refuse_what_is_no_file("pretrained-model-path", args.pretrained_model_path)
         raise UserError(
             f"--pretrained-model-path {args.pretrained_model_path} does not exist; "
             f"setup.sh fetches {DEFAULT_CHECKPOINT}, or name a checkpoint that is here"
@@ -240,7 +244,7 @@ def _resolve_tokenizer(args: Namespace) -> str:
     name = tokenizer_name(args.pretrained_model_path, args.tokenizer)
     path = find_asset(name)
     if path is None:
-        _refuse_what_is_no_file("tokenizer", name)
+        refuse_what_is_no_file("tokenizer", name)
         if not args.tokenizer and os.path.isdir(args.pretrained_model_path):
             folder = args.pretrained_model_path
             raise UserError(f"{folder} holds no tokenizer.model and no tokenizer.json; name one with --tokenizer")
@@ -309,10 +313,6 @@ def check_args(args: Namespace, find: Callable[[Namespace], bool] | None = None)
     args.columns = _columns_of(args)
     _check_precision(args)
     _check_processes(args)
-    try:
-        getattr(args, "prompt", "").encode()
-    except UnicodeEncodeError:
-        raise UserError("--prompt is not UTF-8 text") from None
     _check_question(args)
     args.methods = _choose_methods(args)
     _check_files_and_shots(args)

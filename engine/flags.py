@@ -51,6 +51,17 @@ def number_and_count(text: str) -> tuple[float, int]:
         raise argparse.ArgumentTypeError("must be a number and a whole number, as in 0.6,5") from None
 
 
+def utf8_text(text: str) -> str:
+    """A text of the command line: UTF-8, also where the locale (LANG=C) knows no such text.
+
+    Raises `ArgumentTypeError` for other bytes.
+    """
+    try:
+        return text if text.isascii() else text.encode(errors="surrogateescape").decode()
+    except UnicodeError:
+        raise argparse.ArgumentTypeError("not UTF-8 text") from None
+
+
 # ---------------------------------------------------------------------------------------------------- one declaration
 
 
@@ -204,9 +215,10 @@ FLAGS = (
     Flag("--test", "test data", default="data/cfimdb-test.txt", reads=CLASSIFYING),
     Flag("--label-names", "JSON list of label names", default=Default("data/cfimdb-label-mapping.json"),
          reads=CLASSIFYING),
-    Flag("--text-column", COLUMN_HELP.format("text", Columns().text), metavar="NAME",
+    Flag("--text-column", COLUMN_HELP.format("text", Columns().text), utf8_text, metavar="NAME",
          options=OPTIONS),
-    Flag("--label-column", COLUMN_HELP.format("label", Columns().label), metavar="NAME", options=CLASSIFYING),
+    Flag("--label-column", COLUMN_HELP.format("label", Columns().label), utf8_text, metavar="NAME",
+         options=CLASSIFYING),
     Flag("--skip_empty", "leave out lines of data files that have no text or no label, and count them", bool),
     Flag("--pretrained-model-path", "checkpoint to start from, or a Hugging Face directory, which is causal where "
          "--attention says nothing", default=Default(DEFAULT_CHECKPOINT), reads=WITH_LLAMA),
@@ -227,7 +239,7 @@ FLAGS = (
     Flag("--shard", "under torchrun: split the model over the processes (FSDP)", bool),
     Flag("--list-methods", "print what there is beyond the base, or what --method names", bool),
     # generate
-    Flag("--prompt", "the text to continue", default=Default(PREFIX), metavar="TEXT", group=GENERATE),
+    Flag("--prompt", "the text to continue", utf8_text, Default(PREFIX), metavar="TEXT", group=GENERATE),
     Flag("--prompt_file", "texts to continue, one a line, - for standard input; makes JSON lines, see --output",
          metavar="FILE", options=("generate",), reads=("generate",), group=GENERATE),
     Flag("--temperature", "one text more, at T; with --prompt_file of all texts, else 0", float, metavar="T",
@@ -255,8 +267,8 @@ FLAGS = (
          group=GENERATE),
     Flag("--generated_sentence_high_temp_out", "text at temperature 1",
          default=Default("generated-sentence-temp-1.txt"), group=GENERATE),
-    Flag("--question", f"prompt: what is asked after a sentence, in the place of {QUESTION!r}", metavar="TEMPLATE",
-         options=("prompt",)),
+    Flag("--question", f"prompt: what is asked after a sentence, in the place of {QUESTION!r}", utf8_text,
+         metavar="TEMPLATE", options=("prompt",)),
     # prompt, finetune, lora
     Flag("--dev_out", _output_help("dev"), default="cfimdb-dev-prompting-output.txt", group=CLASSIFY),
     Flag("--test_out", _output_help("test"), default="cfimdb-test-prompting-output.txt", group=CLASSIFY),

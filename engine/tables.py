@@ -19,28 +19,40 @@ import csv
 import json
 import math
 import os
-import queue
 import re
 import sys
-import threading
-import time
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NamedTuple
+from typing import IO, Any, NamedTuple
 
-from engine.data import NO_GOLD_LABEL, Example, create_data, is_empty_line, lines_of, parse_json, parse_line
-from utils import UserError, decimal_number, join_names, short_repr, warn
+from engine.data import (
+    NO_GOLD_LABEL,
+    SEPARATOR,
+    Example,
+    create_data,
+    is_empty_line,
+    lines_of,
+    parse_json,
+    parse_line,
+)
+from engine.streams import STANDARD_INPUT, lines_arriving
+from utils import UserError, decimal_number, join_names, require_unpacked, short_repr, warn
 
 FORMATS = (".tsv", ".csv", ".jsonl")
+# other endings of them (jsonlines.org, github.com/ndjson/ndjson-spec, Scrapy's .jl)
+ALIASES = {".tab": ".tsv", **dict.fromkeys((".ndjson", ".jsonlines", ".ldjson", ".jl"), ".jsonl")}
+GZIP_ENDING = ".gz"  # may follow any of them
 OTHER_FORMATS = {
-    ".json": "one JSON text for the whole file is not read; write an object a line, and call it .jsonl",
+    ".json": "one JSON text for the whole file is not read; write an object a line, in a file that ends in .jsonl",
     **dict.fromkeys((".xlsx", ".xls", ".ods"), "spreadsheets are not read; save it as .csv"),
     **dict.fromkeys((".parquet", ".arrow", ".feather"), "this format is not read; save it as .csv or .jsonl"),
+    **dict.fromkeys((".tar", ".tgz", ".zip"), "archives are not read; unpack it"),
 }
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")  # as JSON writes it; 01 is a text
 LARGEST_FIELD = 2**31 - 1  # characters
+NUMBERED = "{} ({})"  # one of several columns with the same name
 SKIP = "--skip_empty leaves such lines out, and counts them"
 
 
@@ -70,9 +82,41 @@ def has_columns(path: str | os.PathLike) -> bool:
 
 
 def check_format(path: str | os.PathLike) -> None:
-    """Raise `UserError` for a file that, by the ending of its name, is of a known format that is not read."""
+    """Raise `UserError` for a file that is not read as lines of text: of a known format that is not read at all, by the
+    ending of its name, or with columns, by all its lines, under an ending that does not say so.
+    """
     if why := OTHER_FORMATS.get(ending_of(path)):
         raise UserError(f"{path}: {why}; files with columns end in {', '.join(FORMATS)}")
+    if not has_columns(path) and os.path.isfile(path) and (found := _columns_in(os.fspath(path))):
+        how = f"with a name that ends in {found[0]} they are read as columns, see --text-column"
+        raise UserError(f"{path}: every line {found[1]}; {how}")
+
+
+def _columns_in(path: str) -> tuple[str, str] | None:
+    """The format that all lines of a file have (its ending, and what every line is); None for lines of text."""
+    try:
+        kinds = map(_format_of_line, filter(bytes.strip, lines_arriving(path)))
+        if (first := next(kinds, None)) is None:
+            return None
+        second = next(kinds, None if first[0] == ".tsv" else first)  # one line with tabs is no table
+        return first if second == first and all(kind == first for kind in kinds) else None
+    except ValueError:  # not UTF-8, or a line is too long: the function that reads the file says so
+        return None
+
+
+def _format_of_line(line: bytes) -> tuple[str, str] | None:
+    text = line.decode("utf-8-sig")
+    if _is_object(text):
+        return ".jsonl", "is a JSON object"
+    tabs = text.count("\t")
+    return (".tsv", f"has {tabs} tab{'s' * (tabs > 1)}") if tabs and SEPARATOR not in text else None
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return text.startswith("{") and isinstance(parse_json(text), dict)
+    except ValueError:
+        return False
 
 
 def read_examples(
@@ -86,6 +130,7 @@ def read_examples(
         return _read_lines(path, columns, len(label_names), is_test)
     records, classes = read_records(path, columns), _classes_of(label_names)
     is_unlabelled = is_test and all(each.label in (None, str(NO_GOLD_LABEL)) for each in records)
+    is_unlabelled &= not any(NUMBERED.format(columns.label, 1) in each.row for each in records)
     if not is_unlabelled:
         _require_labels(path, records, columns)
     kept = _filled(path, records, needs_label=not is_unlabelled)
@@ -140,9 +185,9 @@ def read_records(path: str | os.PathLike, columns: Columns = USUAL) -> list[Reco
         if row and columns.text not in row:
             raise UserError(_lacking(path, number, "text", columns.text, row))
         text, label = row.get(columns.text), row.get(columns.label)
-        if not (isinstance(text, str) or _is_missing(text)):
+        if isinstance(text, (dict, list)):
             raise UserError(f"{path} line {number}: the column {columns.text} is no text but {short_repr(text)}")
-        text = " ".join(text.strip().splitlines()) if isinstance(text, str) else ""
+        text = "" if _is_missing(text) else " ".join(_cell_of(text).strip().splitlines())
         if not text and not columns.skip_empty:
             what = f"the column {columns.text} is empty" if row else "the line is blank"
             raise UserError(f"{path} line {number}: {what}; {SKIP}")
@@ -161,8 +206,12 @@ def _is_missing(value: Any) -> bool:
 
 
 def label_text(value: Any) -> str:
-    """A label as text, the same in every format: `1`, `1.0` (of pandas), `1e0` and `"1"` are "1", `true` is "true"."""
+    """A label as text, the same in every format: `1`, `1.0` (of pandas), `1e0` and `"1"` are "1"; `true`, `True` (of
+    pandas) and `TRUE` (of spreadsheets) are "true".
+    """
     text = value.strip() if isinstance(value, str) else json.dumps(value)
+    if text.lower() in ("true", "false"):
+        return text.lower()
     if not NUMBER.fullmatch(text) or (text.lstrip("-").isdecimal() and text != "-0"):
         return text
     number = float(text)
@@ -239,8 +288,9 @@ def _require_labels(path: str | os.PathLike, records: Sequence[Record], columns:
 
 
 def ending_of(path: str | os.PathLike) -> str:
-    """The ending of a file's name in lower case, for example `.csv`."""
-    return Path(path).suffix.lower()
+    """The ending of a file's name in lower case, without `.gz`: `.csv`; of a format in `FORMATS` always the same."""
+    ending = Path(os.fspath(path).lower().removesuffix(GZIP_ENDING)).suffix
+    return ALIASES.get(ending, ending)
 
 
 def _delimited(path: str | os.PathLike) -> Iterator[tuple[int, dict[str, str]]]:
@@ -261,7 +311,7 @@ def _delimited(path: str | os.PathLike) -> Iterator[tuple[int, dict[str, str]]]:
             if len(row) < 2 and not "".join(row).strip():
                 yield reader.line_num, {}
             elif names is None:
-                names = [name.strip() for name in row]
+                names = _apart([name.strip() for name in row])
                 if twice := [name for name, count in Counter(names).items() if count > 1]:
                     raise UserError(f"{path} line 1: two columns are called {short_repr(twice[0])}")
             elif len(row) != len(names):
@@ -276,16 +326,35 @@ def _delimited(path: str | os.PathLike) -> Iterator[tuple[int, dict[str, str]]]:
         csv.field_size_limit(largest)
 
 
+def _apart(names: Sequence[str]) -> list[str]:
+    """The names of columns; each of several that have one name gets a number: `x (1)`, `x (2)`."""
+    counts, seen, apart = Counter(names), Counter(), []
+    for name in names:
+        seen[name] += 1
+        apart.append(NUMBERED.format(name, seen[name]).strip() if counts[name] > 1 else name)
+    return apart
+
+
 def _json_lines(path: str | os.PathLike) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a JSONL file, each with the number of its line; a blank line is an object without entries."""
     for number, line in enumerate(lines_of(path), 1):
         try:
             row = parse_json(line, is_line=True) if line.strip() else {}
         except ValueError as error:
-            raise UserError(f"{path} line {number}: not JSON: {error}") from None
+            raise UserError(_whole_json(path) or f"{path} line {number}: not JSON: {error}") from None
         if not isinstance(row, dict):
-            raise UserError(f"{path} line {number}: no JSON object but {short_repr(row)}")
+            raise UserError(_whole_json(path) or f"{path} line {number}: no JSON object but {short_repr(row)}")
         yield number, row
+
+
+def _whole_json(path: str | os.PathLike) -> str:
+    """What to say of a JSONL file that is one JSON array or object over all its lines; "" for others."""
+    try:
+        value = parse_json("\n".join(lines_of(path)))
+    except ValueError:
+        return ""
+    kind = {list: "array", dict: "object"}.get(type(value), "value")
+    return f"{path} is one JSON {kind}; {OTHER_FORMATS['.json']}"
 
 
 def _lacking(path: str | os.PathLike, number: int, kind: str, name: str, row: Mapping[str, Any]) -> str:
@@ -304,12 +373,6 @@ def _other_separator(path: str | os.PathLike, names: Iterable[str]) -> str:
 
 # ------------------------------------------------------------------------------------------------- sentences one by one
 
-STANDARD_INPUT = "-"
-PATIENCE = 0.2  # seconds to wait for more input before the sentences so far are processed
-PIECE = 1 << 16  # bytes
-MOST_BYTES = 1 << 26  # of a line: a device may never end one
-LINE_END = re.compile(rb"\r\n|\r|\n")
-
 
 def read_sentences(path: str, columns: Columns = USUAL) -> Iterator[str | None]:
     """Yield the sentences of a file, or of standard input (-), one per line; None if no other one has arrived yet.
@@ -324,11 +387,13 @@ def read_sentences(path: str, columns: Columns = USUAL) -> Iterator[str | None]:
         yield from read_texts(path, columns)
         return
     name, number, skipped, is_data = "standard input" if path == STANDARD_INPUT else path, 0, 0, None
-    for line in _lines_of(path):
+    for line in lines_arriving(path):
         if line is None:
             yield None
             continue
         number += 1
+        if number == 1:
+            require_unpacked(name, line)
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError:
@@ -340,6 +405,8 @@ def read_sentences(path: str, columns: Columns = USUAL) -> Iterator[str | None]:
             continue
         if is_data is None:
             is_data = _is_data_line(text)
+            if _is_object(text):
+                warn(f"{name}: the first line is a JSON object, which is read as text; a file named .jsonl has columns")
         try:
             yield parse_line(text).sentence if is_data else text.strip()
         except ValueError as error:
@@ -364,66 +431,6 @@ def _is_data_line(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _lines_of(path: str) -> Iterator[bytes | None]:
-    """The lines of an input, which end with \\n, \\r\\n or \\r; None as in `_pieces_of`."""
-    rest: list[bytes] = []  # pieces of a line whose end has not arrived
-    for piece in _pieces_of(path):
-        if piece is None:
-            yield None
-            continue
-        if rest and rest[-1].endswith(b"\r"):  # it may be the first half of \r\n
-            rest[-1], piece = rest[-1][:-1], b"\r" + piece
-        *lines, last = LINE_END.split(piece[:-1]) if piece.endswith(b"\r") else LINE_END.split(piece)
-        for line in lines:
-            yield b"".join([*rest, line])
-            rest = []
-        rest.append(last + b"\r" if piece.endswith(b"\r") else last)
-        if sum(map(len, rest)) > MOST_BYTES:
-            raise UserError(f"{path} has a line of more than {MOST_BYTES >> 20} MiB; give a sentence a line")
-    last = b"".join(rest)
-    if last:
-        yield last.removesuffix(b"\r")
-
-
-def _pieces_of(path: str) -> Iterator[bytes | None]:
-    """The bytes of an input, piece by piece; for a pipe or a terminal also None, about every `PATIENCE` seconds."""
-    # unbuffered, and not `sys.stdin`: a thread that waits in `sys.stdin` would keep the program from ending
-    source = open(0 if path == STANDARD_INPUT else path, "rb", buffering=0, closefd=path != STANDARD_INPUT)
-    if path != STANDARD_INPUT and os.path.isfile(path):
-        with source:
-            yield from iter(lambda: source.read(PIECE), b"")
-        return
-    pieces: queue.Queue[bytes | OSError] = queue.Queue(maxsize=64)
-    threading.Thread(target=_read_pieces, args=(source, pieces), daemon=True).start()
-    is_waiting, last = False, time.monotonic()
-    while True:
-        try:
-            piece = pieces.get(timeout=None if is_waiting else PATIENCE)
-        except queue.Empty:
-            is_waiting, last = True, time.monotonic()
-            yield None
-            continue
-        is_waiting = False
-        if isinstance(piece, OSError):
-            raise piece
-        if not piece:
-            return
-        yield piece
-        if time.monotonic() - last >= PATIENCE:  # process in time, also if lines arrive steadily
-            last = time.monotonic()
-            yield None
-
-
-def _read_pieces(source: BinaryIO, pieces: queue.Queue[bytes | OSError]) -> None:
-    """Put the arriving pieces into the queue, and an empty one at the end; or the error that ends reading."""
-    try:
-        while piece := source.read(PIECE):
-            pieces.put(piece)
-        pieces.put(b"")
-    except OSError as error:
-        pieces.put(error)
 
 
 # -------------------------------------------------------------------------- rows with all that stands beside a sentence

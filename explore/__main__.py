@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from config import ATTENTION_KINDS
 from engine.arguments import check_page
+from engine.flags import utf8_text
 from engine.metrics import FILE, read_records
 from engine.programs import ArgumentParser, find_checkpoint, run_main
 from engine.tables import read_sentences
@@ -36,7 +37,8 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     parser = ArgumentParser(prog="python -m explore", description=__doc__.split("\n\n")[0])
     add = parser.add_argument
     add("model", metavar="MODEL", help="checkpoint, Hugging Face directory or classifier; or a --log_dir or results")
-    add("--text", metavar="T", action="append", help=f"what is read; may be given several times; else: {SAMPLE_TEXT}")
+    what = f"what is read; may be given several times; else: {SAMPLE_TEXT}"
+    add("--text", type=utf8_text, metavar="T", action="append", help=what)
     add("--data", metavar="FILE", help="data file, or a sentence a line: its first ones, a classifier's errors before")
     add("--count", type=int, default=6, help="how many sentences of --data are shown in full")
     add("--beside", metavar="MODEL", help="a second model of the same shape and tokens, beside it in each figure")
@@ -60,10 +62,6 @@ def check_args(args: Namespace) -> None:
     for text in args.text or ():
         if not text.strip():
             raise UserError("--text holds no text")
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise UserError("--text is not UTF-8 text") from None
     if not 1 <= args.count <= 20:
         raise UserError(f"--count {args.count}: must be from 1 to 20")
     if is_run(args.model):

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
+import gzip
 import json
+import lzma
 import re
+import shutil
+import subprocess
 import time
+import tracemalloc
+import zipfile
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +21,7 @@ import pytest
 from error_helpers import refused
 
 from engine import reports, tables
-from engine.data import Example, create_data
+from engine.data import Example, create_data, read_label_names
 from engine.plan import InputFile
 from engine.tables import Columns, derive_label_names, read_examples, read_sentences, read_texts
 from utils import UserError
@@ -22,10 +29,13 @@ from utils import UserError
 NAMES = ["bad", "good"]
 
 
+JSON_LINES = (".jsonl", ".ndjson", ".jsonlines", ".ldjson", ".jl")
+
+
 def write(path: Path, rows: list[dict]) -> Path:
     """Rows as a file of the kind that its name says, by the standard library's own writers."""
     with open(path, "w", encoding="utf-8", newline="") as file:
-        if path.suffix.lower() == ".jsonl":
+        if path.suffix.lower() in JSON_LINES:
             file.writelines(f"{json.dumps(row)}\n" for row in rows)
         elif path.suffix.lower() == ".csv":
             writer = csv.DictWriter(file, rows[0])
@@ -36,7 +46,7 @@ def write(path: Path, rows: list[dict]) -> Path:
     return path
 
 
-@pytest.fixture(params=tables.FORMATS)
+@pytest.fixture(params=[*tables.FORMATS, *tables.ALIASES])
 def ending(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -88,10 +98,22 @@ def test_two_names_that_are_one_label_are_refused(tmp_path: Path, ending: str):
         read_examples(path, ["1.1", "1.10"])
 
 
-def test_true_and_false_are_words(tmp_path: Path):
-    path = write(tmp_path / "d.jsonl", [{"text": "x", "label": each} for each in (True, False, True, False)])
+def test_true_and_false_are_two_labels_in_every_format(tmp_path: Path, ending: str):
+    """Python's writers put True into CSV files and true into JSON, spreadsheets TRUE."""
+    labels = (True, False, "True", "false", "TRUE", "FALSE")
+    path = write(tmp_path / f"d{ending}", [{"text": "x", "label": each} for each in labels])
     assert derive_label_names(path) == ["false", "true"]
-    assert [example.label for example in read_examples(path, ["false", "true"])] == [1, 0, 1, 0]
+    for names in (["false", "true"], ["False", "True"]):
+        assert [example.label for example in read_examples(path, names)] == [1, 0] * 3
+    with pytest.raises(UserError, match="'True' and 'TRUE' are one label"):
+        read_examples(path, ["True", "TRUE"])
+
+
+@pytest.mark.parametrize("text", [123, 1.5, 10**30, True])
+def test_a_number_is_a_text_in_every_format(tmp_path: Path, ending: str, text: object):
+    path = write(tmp_path / f"d{ending}", [{"text": text, "label": "good"}])
+    said = "true" if text is True and ending in JSON_LINES else str(text)  # as the file says it
+    assert read_texts(path) == [said] and read_examples(path, NAMES) == [Example(said, 1)]
 
 
 @pytest.mark.parametrize("ending", [".csv", ".jsonl"])
@@ -127,7 +149,9 @@ def test_a_test_file_may_lack_labels_and_no_other(tmp_path: Path, ending: str):
     ("d.csv", "text,label\nx,good\ny\n", "line 3: 1 columns, where line 1 names 2"),
     ("d.csv", 'text,label\n"x,good\n', "line 2: unexpected end of data"),
     ("d.csv", 'text,label\nfine,0\n"x,good\nfine,1\n', "line 3: unexpected end of data"),
-    ("d.csv", "text,text\nx,good\n", "line 1: two columns are called 'text'"),
+    ("d.csv", "text,text\nx,good\n", "line 2: nothing in a column 'text'; there are text (1), text (2)"),
+    ("d.csv", "text,label,label\nx,1,0\n", "line 2: nothing in a column 'label'; there are text, label (1), label (2)"),
+    ("d.csv", "x,x,x (1)\na,b,c\n", "line 1: two columns are called 'x (1)'"),
     ("d.csv", "text,label\n", "holds no data"),
     ("d.csv", "", "holds no data"),
     ("d.csv", "text,label\n ,good\n", "line 2: the column text is empty; --skip_empty leaves such lines out"),
@@ -141,7 +165,8 @@ def test_a_test_file_may_lack_labels_and_no_other(tmp_path: Path, ending: str):
     ("d.jsonl", '{"text": "x", "text": "y"}\n', "line 1: not JSON: two entries of one object are called 'text'"),
     ("d.txt", "1 ||| x\n\n", "line 2: no ' ||| ' between label and sentence; --skip_empty leaves such lines out"),
     ("d.txt", "1 ||| x\n0 ||| \n", "line 2: the sentence is empty; --skip_empty leaves such lines out"),
-    ("d.json", "[]", "one JSON text for the whole file is not read; write an object a line, and call it .jsonl"),
+    ("d.json", "[]", "one JSON text for the whole file is not read; write an object a line, in a file that ends in"),
+    ("d.tar.gz", "", "archives are not read; unpack it"),
     ("d.xlsx", "PK\x03\x04", "spreadsheets are not read; save it as .csv"),
     ("d.csv", "text;label\nx;good\n", "there are text;label; --text-column says which it is; columns of .csv are"),
     ("d.csv", "text;label\nx, y;good\n", "separated by commas and those of .tsv by tabs, these by ';', it seems"),
@@ -155,8 +180,11 @@ def test_a_test_file_may_lack_labels_and_no_other(tmp_path: Path, ending: str):
     ("d.tsv", "sentence\tlabel\nx\tgood\n", "line 2: nothing in a column 'text'; there are sentence, label;"),
     ("d.jsonl", '{"text": "x", "label": 1}\n{"text"\n', "line 2: not JSON"),
     ("d.jsonl", "[" * 100_000, "line 1: not JSON"),
-    ("d.jsonl", "[1]\n", "line 1: no JSON object"),
-    ("d.jsonl", '{"text": 3, "label": 1}\n', "line 1: the column text is no text but 3"),
+    ("d.jsonl", "[1]\n", "d.jsonl is one JSON array; one JSON text for the whole file is not read"),
+    ("d.jsonl", json.dumps([{"text": "x", "label": 1}] * 3, indent=2), "d.jsonl is one JSON array; one JSON text"),
+    ("d.jsonl", json.dumps({"data": [{"text": "x"}]}, indent=2), "d.jsonl is one JSON object; one JSON text"),
+    ("d.jsonl", '"x"\n[1]\n', "line 1: no JSON object but 'x'"),
+    ("d.jsonl", '{"text": ["x"], "label": 1}\n', "line 1: the column text is no text but ['x']"),
     ("d.jsonl", '{"text": "x", "label": true}\n', "line 1: the label 'true' is neither"),
     ("d.jsonl", '{"text": "x", "label": 1.5}\n', "line 1: the label '1.5' is neither"),
     ("d.jsonl", '{"text": "x", "label": null}\n', "line 1: the column label is empty"),
@@ -334,3 +362,148 @@ def test_rows_of_a_format_without_a_writer_are_refused(tmp_path: Path):
     with open(tmp_path / "rows", "w", encoding="utf-8") as file, pytest.raises(ValueError, match="not written yet"):
         tables.TableWriter(file, "rows.psv", ["text"])
     assert not (tmp_path / "rows").read_bytes()
+
+
+# ------------------------------------------------------------------------------ what a file is, whatever its name says
+
+
+@pytest.mark.parametrize("ending", tables.FORMATS)
+def test_of_columns_with_one_name_only_those_that_are_asked_for_matter(tmp_path: Path, ending: str):
+    """The header of the SMS collection is `v1,v2,,,`. JSON objects with two entries of one name are no data."""
+    between = {".csv": ",", ".tsv": "\t"}.get(ending)
+    if between is None:
+        return
+    lines = (["v1", "v2", "", "", "x", "x"], ["ham", "See you", "a", "b", "c", "d"], ["spam", "Win", "", "", "", ""])
+    (path := tmp_path / f"d{ending}").write_text("".join(between.join(line) + "\n" for line in lines))
+    assert read_examples(path, ["ham", "spam"], Columns("v2", "v1")) == [Example("See you", 0), Example("Win", 1)]
+    sentences, rows = tables.read_rows(str(path), Columns("v2"))
+    assert [*sentences] == ["See you", "Win"] and [*rows[0].values()] == lines[1]  # in an output nothing is lost
+    assert [*rows[0]] == ["v1", "v2", "(1)", "(2)", "x (1)", "x (2)"]
+    assert read_texts(path, Columns("x (2)", skip_empty=True)) == ["d"]
+    for columns in (Columns("x"), Columns("v2", "x")):
+        refused("nothing in a column 'x'", read_examples, path, ["ham", "spam"], columns, is_test=True)
+
+
+def packed(path: Path) -> Path:
+    """A copy of the file, packed by the program gzip where it is installed."""
+    out = path.with_name(f"{path.name}.gz")
+    if shutil.which("gzip"):
+        out.write_bytes(subprocess.run(["gzip", "-c", path], capture_output=True, check=True).stdout)
+    else:
+        out.write_bytes(gzip.compress(path.read_bytes()))
+    return out
+
+
+def test_a_file_that_gzip_has_packed_is_read_as_the_file_itself(tmp_path: Path, ending: str):
+    rows = [{"text": text, "label": label} for text, label in (("ça va", "good"), ('so "fine"', "bad"))] * 50
+    path = packed(write(tmp_path / f"d{ending}", rows))
+    assert read_examples(path, NAMES) == read_examples(tmp_path / f"d{ending}", NAMES)
+    assert [*read_sentences(str(path))] == [row["text"] for row in rows]
+    path.rename(path.with_suffix(""))  # under the name of the file itself
+    assert read_texts(path.with_suffix("")) == [row["text"] for row in rows]
+
+
+def test_lines_that_gzip_has_packed_are_read_as_lines(tmp_path: Path):
+    lines = tmp_path / "d.txt"
+    lines.write_text("1 ||| ça\r\n0 ||| va\n", encoding="utf-8")
+    (several := tmp_path / "several.txt.gz").write_bytes(packed(lines).read_bytes() * 2)  # gzip joins files so
+    for path, times in ((packed(lines), 1), (several, 2)):
+        assert read_examples(path, NAMES) == [Example("ça", 1), Example("va", 0)] * times
+        assert [*read_sentences(str(path))] == ["ça", "va"] * times
+    (names := tmp_path / "names.json").write_text('["bad", "good"]')
+    assert read_label_names(packed(names)) == NAMES
+
+
+def test_a_gzip_file_that_is_damaged_or_would_fill_the_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    whole = gzip.compress(b"a fine film\n" * 999)
+    changed = bytearray(whole)
+    changed[len(whole) // 2] ^= 0xFF
+    for number, content in enumerate((whole[:-9], whole[:40], bytes(changed), whole + b"more")):
+        (path := tmp_path / f"d{number}.txt.gz").write_bytes(content)
+        for read in (create_data, lambda path: [*read_sentences(str(path))]):
+            refused("is a damaged gzip file", read, path)
+    monkeypatch.setattr("utils.SMALL", 1 << 20)
+    (path := tmp_path / "bomb.csv.gz").write_bytes(gzip.compress(bytes(100 << 20)))
+    for read in (read_texts, create_data):
+        tracemalloc.start()
+        refused("unpacks to over 20 times its size; unpack it with gunzip", read, path)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 20 << 20
+    refused("over 20 times", lambda: [*read_sentences(str(path.rename(tmp_path / "bomb.txt.gz")))])
+
+
+@pytest.mark.parametrize("ending", [".csv", ".jsonl", ".txt", ".csv.zst"])
+@pytest.mark.parametrize("kind", ["xz", "bzip2", "zip", "zstd", "gzip"])
+def test_what_other_programs_have_packed_is_named(tmp_path: Path, kind: str, ending: str):
+    content = b"text,label\nx\xc3\xa9,good\n" * 9
+    if kind == "zip":
+        with zipfile.ZipFile(tmp_path / "made", "w", zipfile.ZIP_DEFLATED) as made:
+            made.writestr("d.csv", content)
+        raw = (tmp_path / "made").read_bytes()
+    elif kind == "zstd":
+        raw = bytes.fromhex("28b52ffd2022110100") + content  # RFC 8878, 3.1.1: magic number, header, a raw block
+    else:
+        raw = {"xz": lzma.compress, "bzip2": bz2.compress, "gzip": gzip.compress}[kind](content)
+        raw = gzip.compress(raw) if kind == "gzip" else raw  # twice
+    (path := tmp_path / f"d{ending}").write_bytes(raw)
+    said = f"d{ending} is compressed by {kind}; unpack it"
+    refused(said, read_examples, path, NAMES)
+    refused(said, lambda: [*read_sentences(str(path))])
+
+
+TABLES = {  # lines under a name that does not say what they are, and the words by which they are refused
+    "objects": (
+        '{"text": "x", "label": 1}\n\n{"text": "y"}\n',
+        "every line is a JSON object; with a name that ends in .json",
+    ),
+    "one object": ('\ufeff{"text": "x"}', "every line is a JSON object"),
+    "tabs": ("text\tlabel\nx\t1\n\ny\t\n", "every line has 1 tab; with a name that ends in .tsv"),
+    "more tabs": ("a\tb\tc\nx\t1\t2\r\n", "every line has 2 tabs; with a name that ends in .tsv"),
+}
+TEXTS = {
+    "an object alone": '{"text": "x"}\nand a line\n',
+    "another line first": 'see:\n{"text": "x"}\n',
+    "braces": "{a}\n{b}\n",
+    "arrays": "[1]\n[2]\n",
+    "a tab in one line": "one\ttab\nnone\n",
+    "a line with a tab": "one\ttab\n",
+    "other tabs": "a\tb\nc\td\te\n",
+}
+
+
+@pytest.mark.parametrize("name", ["d.txt", "d.dat", "d", "d.txt.gz"])
+@pytest.mark.parametrize("content", TABLES)
+def test_columns_under_another_ending_are_refused(tmp_path: Path, content: str, name: str):
+    text, said = TABLES[content]
+    (path := tmp_path / name).write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    refused(said, lambda: [*read_sentences(str(path))])
+    refused(said, read_examples, path, NAMES)
+
+
+@pytest.mark.parametrize("content", TEXTS)
+def test_texts_stay_lines_of_text(tmp_path: Path, content: str):
+    (path := tmp_path / "d.txt").write_text(TEXTS[content])
+    assert [*read_sentences(str(path))] == TEXTS[content].splitlines()
+    (path := tmp_path / "labelled.txt").write_text("0 ||| a\tb\n1 ||| c\td\n")
+    assert read_examples(path, NAMES) == [Example("a\tb", 0), Example("c\td", 1)]
+    assert [*read_sentences(str(path))] == ["a\tb", "c\td"]
+
+
+def test_a_command_refuses_columns_under_another_ending_and_outputs_that_would_be_packed(
+    tmp_path: Path, drive: Callable, tiny_checkpoint: Path
+):
+    (path := tmp_path / "d.txt").write_text('{"text": "x"}\n{"text": "y"}\n')
+    model = ["--pretrained-model-path", tiny_checkpoint, "--attention", "causal", "--max_new_tokens", 2]
+    for flags in (["--option", "perplexity", "--input", path], ["--prompt_file", path]):
+        refused("every line is a JSON object", drive, *model, *flags)
+    refused("is not packed; leave .gz out", drive, *model, "--prompt_file", path, "--output", "o.csv.GZ")
+    path = path.rename(tmp_path / "d.ndjson")
+    assert [json.loads(line)["prompt"] for line in drive(*model, "--prompt_file", path).splitlines()] == ["x", "y"]
+    drive(*model, "--prompt_file", packed(path), "--output", "o.jl")
+    assert [json.loads(line)["prompt"] for line in (tmp_path / "o.jl").read_text().splitlines()] == ["x", "y"]
+    (lines := tmp_path / "lines.txt").write_text("x\ny")
+    measured = [drive(*model, "--option", "perplexity", "--input", each) for each in (path, packed(path), lines)]
+    assert len({each.partition("nats a token")[2] for each in measured}) == 1

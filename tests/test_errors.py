@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, Any, NamedTuple
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from error_helpers import TEXT_FLAGS, check_one_error, snapshot, stderr_lines
 
 from engine import programs, storage
 from engine.data import Example
+from engine.flags import get_args
 from engine.programs import run_main
 from engine.tasks import EncodingRules, LlamaDataset
 from tokenizer import Tokenizer
@@ -174,6 +175,8 @@ def input_cases() -> dict[str, Case]:
         words = (flag, "inputs", "folder")
         made[f"{flag} folder"] = Case([flag, "inputs"], words, files={"inputs": Path.mkdir}, without=without)
         made[f"{flag} pipe"] = Case([flag, "odd"], (flag, "pipe"), files={"odd": os.mkfifo})
+        linked = {"real": os.mkfifo, "odd": lambda path: path.symlink_to("real")}  # as a shell's <(COMMAND)
+        made[f"{flag} link to a pipe"] = Case([flag, "odd"], (flag, "a pipe", "read only once"), files=linked)
         loop = {"odd": lambda path: path.symlink_to("odd")}
         made[f"{flag} loop"] = Case([flag, "odd"], (flag, "leads nowhere"), files=loop)
         made[f"{flag} device"] = Case([flag, os.devnull], (flag, "device"))
@@ -249,22 +252,35 @@ def test_unreadable_input(
 def test_permission_denied(refused: Callable, flags_for: Callable, monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
     flags = flags_for("prompt")
     locked = Path(flags[flags.index(flag) + 1])
-    read_bytes = Path.read_bytes
 
-    def deny(path: Path, *_: object) -> bytes:
+    def deny(path: Path, *how: Any, **more: Any) -> IO:
         if Path(path) == locked:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return read_bytes(path)
+        return open(path, *how, **more)
 
     if flag == "--pretrained-model-path":
         flags = flags_for("generate")
         monkeypatch.setattr(storage, "open", deny, raising=False)
     else:
-        monkeypatch.setattr(Path, "read_bytes", deny)
+        monkeypatch.setattr("utils.open", deny, raising=False)
     refused(flags, locked, "permission denied")
 
 
 # -------------------------------------------------------------------------- what looks like a mistake, and is none
+
+
+@pytest.mark.parametrize("flag", ["--prompt", "--question", "--text-column", "--label-column"])
+def test_a_text_is_utf8_whatever_the_locale_is(flag: str):
+    code = "import sys; from engine.flags import get_args; print(ascii(vars(get_args(sys.argv[2:]))[sys.argv[1]]))"
+    name = flag.removeprefix("--").replace("-", "_")
+    for settings in ({"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {}):
+        command = [sys.executable, "-c", code, name, "--option", "prompt", flag, "café 北京".encode()]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.stdout == ascii("café 北京") + "\n", done.stderr
+    with pytest.raises(UserError, match=f"argument {flag}: not UTF-8 text"):
+        get_args([flag, "caf\udce9"])  # Latin-1, as Python reads it where the locale is UTF-8
+    assert isinstance(get_args([]).prompt, programs.Default)
 
 
 def test_minus_one_is_a_label_in_test_files_without_gold_labels(

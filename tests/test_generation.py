@@ -15,7 +15,7 @@ import torch
 from conftest import drive_in
 from error_helpers import TEXT_FLAGS
 
-from engine import inference, tables
+from engine import inference, streams
 from engine.inference import batches_of_one_length, up_to_stop
 from engine.weights import load_llama_model
 from tokenizer import Tokenizer
@@ -123,7 +123,7 @@ class Terminal(io.StringIO):
 def test_who_writes_one_prompt_gets_its_text_before_the_next(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(tables, "PATIENCE", 0.05)
+    monkeypatch.setattr(streams, "PATIENCE", 0.05)
     os.mkfifo(pipe := tmp_path / "pipe")
     terminal = Terminal()
     answered: list[bool] = []

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from engine.arguments import refuse_what_is_no_file
 from engine.flags import ABOVE_0, AT_LEAST_1, BELOW_1, Flag, Range, add_flags, flags_named
 from engine.metrics import check_folder
 from engine.programs import ArgumentParser, and_kept, check_writable, hears_termination
@@ -93,7 +94,8 @@ def found(flag: str, name: str) -> str:
     """The path of an input file. Raises `UserError` naming the flag if it is not there."""
     path = find_asset(name)
     if path is None:
-        raise UserError(f"--{flag} {name} {'is a folder; name files' if Path(name).is_dir() else 'does not exist'}")
+        refuse_what_is_no_file(flag, name)
+        raise UserError(f"--{flag} {name} does not exist")
     return str(path)
 
 

@@ -173,7 +173,7 @@ def test_a_long_text_is_cut_and_said_to_be(call: Callable, directory: Path):
         (["--text", "a", "--pretrained-model-path", "."], "holds no vocab.txt"),
         ([], "--option encode needs --text TEXT"),
         (["--text", " "], "needs --text TEXT"),
-        (["--text", "\udcff"], "--text is not UTF-8 text"),
+        (["--text", "\udcff"], "argument --text: not UTF-8 text"),
         (["--text", "a", "--output", "x.txt"], "the name must end in .pt"),
         (["--text", "a", "--output", "absent/x.pt"], "--output"),
         (["--text", "a", "--method", "ema"], "--option encode has no --method (see --option encode --help)"),

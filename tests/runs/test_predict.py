@@ -25,7 +25,7 @@ from conftest import ROOT, drive_in, hear_interrupts, random_llama
 from error_helpers import check_one_error, stderr_lines
 
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
-from engine import families, runs, tables
+from engine import families, runs, streams, tables
 from engine import runs as saved_runs
 from engine.data import create_data
 from engine.flags import get_args
@@ -286,7 +286,7 @@ def test_it_ends_in_one_line_while_standard_input_is_open(saved: Path, first: st
 
 
 def test_a_long_line_in_many_pieces_takes_no_longer_than_its_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tables, "PIECE", 7)
+    monkeypatch.setattr("utils.PIECE", 7)
     path = tmp_path / "long.txt"
     path.write_bytes("é".encode() * 40_000 + b"\r\n\r".replace(b"\r\n\r", b"\r\nnext\rlast"))
     start = time.process_time()
@@ -295,13 +295,13 @@ def test_a_long_line_in_many_pieces_takes_no_longer_than_its_length(tmp_path: Pa
 
 
 def test_a_line_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tables, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(streams, "MOST_BYTES", 1 << 20)
     with pytest.raises(UserError, match="^/dev/zero has a line of more than 1 MiB"):
         list(tables.read_sentences("/dev/zero"))
 
 
 def test_a_pipe_that_pauses_within_a_line_is_read_as_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tables, "PATIENCE", 0.05)
+    monkeypatch.setattr(streams, "PATIENCE", 0.05)
     os.mkfifo(tmp_path / "pipe")
 
     def write() -> None:
