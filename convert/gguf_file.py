@@ -80,6 +80,7 @@ class GGUFFile:
             raise UserError(f"{self.path} has version {short_repr(version)} of GGUF; known are {known}, little-endian")
         n_tensors, n_values = self._number(LONG_COUNT), self._number(LONG_COUNT)
         self.values = dict(self._declared() for _ in self._up_to(n_values))
+        self._require_one_part()
         alignment = self.values.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or not 0 < alignment <= 2**20:
             raise ValueError
@@ -88,19 +89,30 @@ class GGUFFile:
         self.tensors = {name: place._replace(offset=begin + place.offset) for name, place in places}
         if len(self.tensors) < n_tensors:
             raise ValueError
-        self._require_room(begin)
+        self._require_layout(begin, alignment)
 
-    def _require_room(self, begin: int) -> None:
-        """Every tensor lies in the file, and all of them together need no more bytes than there are."""
-        sizes, left = import_gguf().GGML_QUANT_SIZES, len(self.content) - begin
-        for shape, kind, offset in self.tensors.values():
+    def _require_one_part(self) -> None:
+        number, count = (self.values.get(f"split.{name}", 0) for name in ("no", "count"))
+        if type(number) is int and type(count) is int and count > 1:
+            how = "join them first (llama.cpp's program: llama-gguf-split --merge PART-1 OUT)"
+            raise UserError(f"{self.path} is part {number + 1} of {count} of a model: {how}")
+
+    def _require_layout(self, begin: int, alignment: int) -> None:
+        """The tensors follow one another as they are declared, and end with the file: a wrong type or shape shows."""
+        sizes, at, before = import_gguf().GGML_QUANT_SIZES, begin, "the declarations"
+        for name, (shape, kind, offset) in self.tensors.items():
             per_block, block_bytes = sizes[kind]
             if shape[-1] % per_block:
                 raise ValueError
-            size = math.prod(shape) // per_block * block_bytes
-            left -= size
-            if left < 0 or offset + size > len(self.content):
+            if offset != at:
+                where = f"begins {abs(offset - at)} bytes {'behind' if offset > at else 'before'} the end of {before}"
+                raise UserError(f"{self.path} is damaged: {short_repr(name)} {where}")
+            size, before = math.prod(shape) // per_block * block_bytes, short_repr(name)
+            if at + size > len(self.content):
                 raise ValueError
+            at += size + -size % alignment
+        if (left := len(self.content) - at) >= alignment:
+            raise UserError(f"{self.path} is damaged: it goes on for {left} bytes behind the end of {before}")
 
     def _declared(self) -> tuple[str, Any]:
         name, kind = self._text(), self._number(COUNT)

@@ -50,6 +50,17 @@ CUTS = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "falcon3", "pixtral"), WORDS % r"\p{N}{1,3}"),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), WORDS % r"\p{N}"),
 }
+# What ends a text in llama.cpp (src/llama-vocab.cpp, special_eog_ids; read on 2026-11-29): tokens that a file declares
+# as the end of a text, a turn, a message or a part of a program, and tokens with these texts, whatever it declares.
+# There, two exceptions follow, for vocabularies of other architectures.
+ENDS_BY_ID = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+ENDS_BY_TEXT = frozenset((
+    "</s>", "<eos>", "[EOS]", "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<end_of_utterance>",
+    "<|eot_id|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "[e~[",
+    "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>",
+    "<PAD>", "[PAD]", "<|fim_pad|>", "<fim-pad>", "<fim_pad>",
+    "<REPO>", "<reponame>", "<|repo_name|>", "<|fim_repo|>", "<fim-repo>", "<|file_sep|>",
+))  # fmt: skip
 # A `tokenizer.json`; the vocabulary, where it is one of SentencePiece; whether bos is put where nothing is declared.
 Built = tuple[dict[str, Any], Vocabulary | None, bool]
 # A word that is a piece is not merged from parts.
@@ -174,9 +185,10 @@ def _llama3_scaling(factors: np.ndarray, said: Mapping[str, Any]) -> tuple:
 
 
 def _stop_ids(file: GGUFFile) -> tuple[int, ...]:
-    names = ("eos_token_id", "eot_token_id")
-    found = (file.values.get(f"tokenizer.ggml.{name}") for name in names)
-    return tuple(dict.fromkeys(id for id in found if isinstance(id, int)))
+    tokens = file.values.get("tokenizer.ggml.tokens")
+    declared = (file.values.get(f"tokenizer.ggml.{name}_token_id") for name in ENDS_BY_ID)
+    by_text = (id for id, token in enumerate(tokens if isinstance(tokens, list) else ()) if token in ENDS_BY_TEXT)
+    return tuple(dict.fromkeys(id for id in (*declared, *by_text) if type(id) is int))
 
 
 # ---------------------------------------------------------------------------------------------------------- tokenizer
@@ -185,10 +197,10 @@ def _stop_ids(file: GGUFFile) -> tuple[int, ...]:
 def _tokenizer_in(file: GGUFFile, max_len: int | None) -> JsonTokenizer:
     path = file.path
     said = {name.removeprefix("tokenizer.ggml."): value for name, value in file.values.items()}
-    pieces, types = said.get("tokens"), said.get("token_type")
-    types = types.tolist() if isinstance(types, array) else [NORMAL] * len(pieces or ())
-    if not isinstance(pieces, list) or not pieces or len(types) != len(pieces) or len(set(pieces)) < len(pieces):
-        raise UserError(f"{path}: its list of tokens is absent or damaged; name a tokenizer with --tokenizer")
+    try:
+        pieces, types = _tokens_of(said)
+    except UserError as error:
+        raise UserError(f"{path}: {error}; name a tokenizer with --tokenizer") from None
     try:
         builder = BUILDERS[said.get("model")]
     except (KeyError, TypeError):
@@ -212,20 +224,43 @@ def _tokenizer_in(file: GGUFFile, max_len: int | None) -> JsonTokenizer:
     return tokenizer
 
 
+def _tokens_of(said: Mapping[str, Any]) -> tuple[list[str], list[int]]:
+    """The text and the type of every token, as llama.cpp reads them. Raises `UserError`."""
+    tokens, types = said.get("tokens"), said.get("token_type")
+    if not isinstance(tokens, list) or not tokens:
+        raise UserError("its list of tokens is absent or damaged")
+    pieces = [token or f"[EMPTY_{id}]" for id, token in enumerate(tokens)]  # llama.cpp's name
+    ids: dict[str, int] = {}
+    for id, piece in enumerate(pieces):
+        if (first := ids.setdefault(piece, id)) != id:
+            raise UserError(f"the tokens {first} and {id} are both {short_repr(piece)}, which llama.cpp refuses, too")
+    types = _one_each(types, len(pieces), "types", NORMAL)
+    return pieces, [CONTROL if piece in ENDS_BY_TEXT else kind for piece, kind in zip(pieces, types, strict=True)]
+
+
+def _one_each(values: Any, count: int, what: str, default: float) -> list:
+    """A number for each of `count` tokens; further ones have no token. Raises `UserError`."""
+    if values is None:
+        return [default] * count
+    if not isinstance(values, array) or len(values) < count:
+        raise UserError(f"it has {len(values) if isinstance(values, array) else 'no'} {what} for {count} tokens")
+    return values[:count].tolist()
+
+
 def _added(pieces: Sequence[str], types: Sequence[int]) -> list[dict[str, Any]]:
     """The tokens that a text holds as a whole."""
     return [
         {"content": piece, "special": type_ == CONTROL, "normalized": False}
         for piece, type_ in zip(pieces, types, strict=True)
-        if type_ in (CONTROL, USER_DEFINED) and piece
+        if type_ in (CONTROL, USER_DEFINED)
     ]
 
 
 def _sentencepiece(said: Mapping[str, Any], pieces: list[str], types: list[int]) -> Built:
     """Pieces with scores: whatever pair makes the best piece is merged first."""
-    scores = said["scores"].tolist()
+    scores = _one_each(said.get("scores"), len(pieces), "scores", 0.0)
     ids = [said.get(f"{name}_token_id", default) for name, default in (("unknown", 0), ("bos", 1), ("eos", 2))]
-    if len(scores) != len(pieces) or not all(type(id) is int and 0 <= id < len(pieces) for id in ids):
+    if not all(type(id) is int and 0 <= id < len(pieces) for id in ids):
         raise ValueError
     added = [
         piece
@@ -242,6 +277,8 @@ def _byte_level(said: Mapping[str, Any], pieces: list[str], types: list[int]) ->
     cut = said.get("pre")
     if cut not in CUTS:
         raise UserError(f"it cuts texts by the rule {short_repr(cut)}; known are {join_names(list(CUTS))}")
+    if "merges" not in said:
+        raise UserError("it has no list of merges")
     bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     by_words = isinstance(CUTS[cut], str)
     split = {"type": "Split", "pattern": {"Regex": CUTS[cut]}, "behavior": "Isolated", "invert": False}

@@ -23,6 +23,7 @@ from convert.gguf_file import GGUFFile
 from convert.gguf_model import CUTS, load_gguf, read_tokenizer
 from engine.decoding import continue_texts
 from engine.families import load_llama
+from engine.inference import generate
 from engine.programs import SMOLLM2, find_checkpoint
 from llama import Llama
 from tokenizer import Tokenizer
@@ -292,6 +293,47 @@ def test_tensors_that_share_their_bytes_are_refused(written: Callable[..., Path]
     refused("is damaged", load_gguf, path)
 
 
+@pytest.mark.parametrize("part", ["type", "shape", "offset"])
+def test_a_changed_declaration_of_one_tensor_is_refused(part: str, written: Callable[..., Path]):
+    """Tensors follow one another without a gap, in llama.cpp's reader too; another type or shape has another size."""
+    path = written(random_llama(attention="causal"), "f16")
+    content, places = path.read_bytes(), gguf.GGUFReader(path).tensors
+    kinds = gguf.GGMLQuantizationType
+    for tensor in places:
+        number = {"type": -2, "shape": 3, "offset": -1}[part]
+        at = place_of(tensor.field, number if number > 0 else len(tensor.field.parts) + number)
+        size = 4 if part == "type" else 8
+        before = int.from_bytes(content[at : at + size], "little")
+        if part == "type":
+            assert before == tensor.tensor_type
+            after = {kinds.F32: kinds.F16, kinds.F16: kinds.F32}[kinds(before)]
+        else:
+            after = before // 2 if part == "shape" else before + 32
+        path.write_bytes(content[:at] + int(after).to_bytes(size, "little") + content[at + size :])
+        refused("is damaged: ", load_gguf, path)
+    path.write_bytes(content + bytes(31))  # less than the next tensor could begin behind
+    assert load_gguf(path).config.n_layers == 2
+    path.write_bytes(content + bytes(32))
+    refused("is damaged: it goes on for 32 bytes behind the end of '", load_gguf, path)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_a_part_of_a_model_is_told_from_a_damaged_file(tmp_path: Path, architecture: str):
+    """Every part; llama.cpp's package writes only tensors into those behind the first."""
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture, split_max_tensors=2)
+    for name in "abcde":
+        writer.add_tensor(name, np.zeros((2, 32), np.float32))
+    finish(writer)
+    parts = sorted(tmp_path.glob("m-*-of-00003.gguf"))
+    assert len(parts) == 3
+    for number, path in enumerate(parts, 1):
+        refused(f"is part {number} of 3 of a model: join them first .*llama-gguf-split --merge", load_gguf, path)
+    writer = gguf.GGUFWriter(tmp_path / "one.gguf", architecture)
+    writer.add_uint16("split.count", 1)
+    finish(writer)
+    assert GGUFFile(tmp_path / "one.gguf").values["split.count"] == 1
+
+
 def test_a_tensor_of_no_numbers_is_refused(written: Callable[..., Path]):
     path = written(random_llama(attention="causal"), "q8_0")
     field = next(tensor.field for tensor in gguf.GGUFReader(path).tensors if tensor.name == "token_embd.weight")
@@ -394,6 +436,21 @@ def test_pairs_become_pieces_of_every_type_as_in_llama_cpp(declared: Callable[..
         assert theirs.tokenize(text.encode(), special=True) == ours.encode(text, bos=True, eos=False)
 
 
+def test_empty_tokens_and_absent_scores_are_read_as_llama_cpp_reads_them(declared: Callable[..., Path], capsys):
+    last = [("ab", -1.0, 1), ("", -2.0, 5), ("", -3.0, 5), ("", -4.0, 1)]
+    said = pieces_of_text(*last)
+    embeddings = {"token_embd.weight": np.zeros((263 + len(last), 32), np.float32)}
+    for changes in ({}, {"scores": None}, {"token_type": said["tokenizer.ggml.token_type"] + [1, 1]}):
+        path = declared(said | {f"tokenizer.ggml.{name}": value for name, value in changes.items()}, embeddings)
+        ours = read_tokenizer(path)
+        assert ours.n_words == 267 and ours.piece_name(265) == "[EMPTY_265]"
+        assert [ours.piece(id) for id in ours.encode("cab", bos=False, eos=False)] == ["▁", "c", "ab"]
+    assert capsys.readouterr().err == ""  # one pair alone has a score, so none is the same
+    theirs = in_llama_cpp(path, vocab_only=True)
+    for text in ("a", "ab", "cab abab", "[EMPTY_265]"):
+        assert theirs.tokenize(text.encode(), special=True) == ours.encode(text, bos=True, eos=False)
+
+
 def test_pieces_of_one_score_and_an_eos_after_texts_are_told(declared: Callable[..., Path], capsys):
     read_tokenizer(declared(pieces_of_text(("ab", -1.0, 1), ("bc", -2.0, 1))))
     assert capsys.readouterr().err == ""
@@ -425,12 +482,15 @@ def test_a_text_is_cut_by_its_rule(rule: str, cut: str, declared: Callable[..., 
         ({"pre": "deepseek-coder"}, "cuts texts by the rule 'deepseek-coder'.*--tokenizer"),
         ({"pre": None}, "cuts texts by the rule None"),
         ({"model": "bert"}, "a tokenizer of the kind 'bert'; known are llama, gpt2"),
-        ({"model": "llama"}, "its tokenizer is damaged"),
+        ({"model": "llama", "scores": [1.5, 2.5]}, "it has 2 scores for 400 tokens"),
+        ({"model": "llama", "scores": "none"}, "it has no scores for 400 tokens"),
+        ({"model": "llama", "unknown_token_id": 400}, "its tokenizer is damaged"),
         ({"tokens": [1.5, 2.5], "token_type": None}, "its list of tokens is absent or damaged"),
         ({"tokens": None}, "its list of tokens is absent or damaged"),
-        ({"token_type": [1, 2]}, "its list of tokens is absent or damaged"),
+        ({"tokens": ["a", "b", "", "b"], "token_type": [5] * 4}, "the tokens 1 and 3 are both 'b'"),
+        ({"token_type": [1, 2]}, "it has 2 types for 400 tokens"),
         ({"merges": ["a"]}, "damaged"),
-        ({"merges": None}, "damaged"),
+        ({"merges": None}, "it has no list of merges"),
         ({"bos_token_id": 10**6, "eos_token_id": 10**6}, "names a bos or an eos"),
     ],
 )
@@ -442,6 +502,38 @@ def test_every_rule_is_one_that_the_library_takes(declared: Callable[..., Path])
     made = byte_level("gpt-2")
     for rule in CUTS:
         assert read_tokenizer(declared(saying(made, rule))).encode("a b", bos=False, eos=False)
+
+
+ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<eos>", "[EOS]", "<EOT>")
+ENDS += ("<|file_sep|>", "<fim-pad>", "<|repo_name|>")
+
+
+@pytest.mark.parametrize("kind", [3, 1])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_text_ends_at_a_token_that_llama_cpp_knows_by_its_text(end: str, kind: int, declared: Callable[..., Path]):
+    """A model of zeros takes token 0. The type 1 is that of letters, which llama.cpp corrects."""
+    said = saying(byte_level("gpt-2"), "gpt-2", eos_token_id=1)
+    said["tokenizer.ggml.tokens"][0], said["tokenizer.ggml.token_type"][0] = end, kind
+    path = declared(said, {"token_embd.weight": np.zeros((len(said["tokenizer.ggml.tokens"]), 32), np.float32)})
+    llama, tokenizer = load_llama(path)
+    assert llama.stop_ids == (1, 0)
+    assert generate(llama, tokenizer, "A film", max_new_tokens=5) == "A film"
+    ids = torch.tensor([tokenizer.encode("A film", bos=True, eos=False)])
+    assert continue_texts(llama, ids, 5, temperature=0.0, stop_ids=llama.stop_ids).shape[1] == ids.shape[1] + 1
+    assert tokenizer.encode(f"a{end}", bos=False, eos=False)[-1] == 0
+
+
+def test_a_text_ends_at_the_tokens_that_a_file_declares(declared: Callable[..., Path]):
+    names = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+    said = {f"tokenizer.ggml.{name}_token_id": 20 - number for number, name in enumerate(names)}
+    assert load_gguf(declared(said)).stop_ids == (20, 19, 18, 17, 16, 15)
+    said |= {
+        "tokenizer.ggml.eot_token_id": "x",
+        "tokenizer.ggml.tokens": [1.5],
+        "tokenizer.ggml.fim_pad_token_id": True,
+    }
+    assert load_gguf(declared(said)).stop_ids == (20, 18, 16, 15)
+    assert load_gguf(declared({})).stop_ids == ()
 
 
 # ----------------------------------------------------------------------------------------------------------- programs
