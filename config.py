@@ -16,7 +16,6 @@ NORM_KINDS = ("rms", "layer")
 SAMPLINGS: dict[str, dict[str, Any]] = {"plain": {}, "epsilon": {"epsilon": 0.05}, "top-p": {"top_p": 0.95}}
 PRECISIONS = ("fp32", "bf16", "int8", "int4")
 ROUNDING = ("int8", "int4")  # those that round the weights for good, so that they cannot be trained
-MAX_POSITIONS = 2**20  # the RoPE table has a row for each; a damaged config must not ask for terabytes
 ROPE_SCALINGS = {  # the numbers of each kind, under their Hugging Face names
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
@@ -61,11 +60,6 @@ class Checks:
 
     def _require_epsilon(self, name: str) -> None:
         self._require_number(name, lambda eps: 0.0 < eps < 1.0, "above 0 and below 1")
-
-    def _require_positions(self, name: str) -> None:
-        self._require_positive_int(name)
-        if getattr(self, name) > MAX_POSITIONS:
-            raise ValueError(f"{name}={getattr(self, name)} must be at most {MAX_POSITIONS}")
 
     @classmethod
     def from_preset(cls: type[Config], name: str, **changes) -> Config:
@@ -118,9 +112,8 @@ class LlamaConfig(Checks):
             raise ValueError(f"position_embedding_type={short_repr(position_embedding_type)} must be rotary")
         if self.n_kv_heads is None:
             object.__setattr__(self, "n_kv_heads", self.n_heads)
-        for name in ("vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "multiple_of"):
+        for name in ("vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "multiple_of", "max_seq_len"):
             self._require_positive_int(name)
-        self._require_positions("max_seq_len")
         if self.hidden_dim is None:
             object.__setattr__(self, "hidden_dim", swiglu_hidden_dim(self.dim, self.multiple_of))
         self._require_positive_int("hidden_dim")

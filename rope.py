@@ -33,13 +33,19 @@ def apply_rotary_emb(
     A text may be longer than `max_seq_len`: the angles have a closed form at every position.
     """
     length = query.shape[1]
-    cos, sin = rope_table(head_dim, max(length, max_seq_len), theta, query.device, scaling)  # at least s d/2
+    rows = table_rows(length, max_seq_len)
+    cos, sin = rope_table(head_dim, rows, theta, query.device, scaling)  # at least s d/2
     cos, sin = cos[:length, None], sin[:length, None]  # s 1 d/2: one angle for all heads
     # equation 34: each pair, as a complex number, times cos + i sin
     pairs = (torch.view_as_complex(x.float().unflatten(-1, (-1, 2))) for x in (query, key))  # b s h d/2, b s g d/2
     turned = (torch.view_as_real(x * torch.complex(cos, sin)).flatten(-2) for x in pairs)  # b s h d, b s g d
     query_out, key_out = (x.type_as(query) for x in turned)
     return query_out, key_out
+
+
+def table_rows(length: int, max_seq_len: int, step: int = 2**15) -> int:
+    """The rows of the table for `length` positions: those of the model, but at most the next multiple of `step`."""
+    return min(max(length, max_seq_len), -(-length // step) * step)
 
 
 @lru_cache(maxsize=16)

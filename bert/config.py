@@ -60,11 +60,10 @@ class BertConfig(Checks):
     pad_id: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "dim", "n_layers", "n_heads"):
+        for name in ("vocab_size", "dim", "n_layers", "n_heads", "max_seq_len"):
             self._require_positive_int(name)
         for name in ("n_segments", "first_segment", "pad_id"):
             self._require_int(name, least=0)
-        self._require_positions("max_seq_len")
         if self.hidden_dim is None:
             object.__setattr__(self, "hidden_dim", 4 * self.dim)
         self._require_positive_int("hidden_dim")

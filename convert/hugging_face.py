@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from config import ROPE_SCALINGS, LlamaConfig
 from convert import vocabulary
 from convert.directory import CONFIG, State, base_folder, read_settings, require_base, stop_ids, write_model
 from convert.formats import DTYPES, require_causal, require_finite, whole
-from convert.peft import read_tensors
+from convert.peft import HEADS, read_tensors
 from utils import UserError, atomic_write, join_names, short_repr, shorten, warn
 
 if TYPE_CHECKING:
@@ -51,11 +52,13 @@ def load_directory(
     attention: str | None = None,
     base: str | os.PathLike | None = None,
     precision: str | None = None,
+    needs_output: bool = True,
 ) -> Llama:
     """The Llama of a directory, on the CPU; causal unless `attention` says otherwise.
 
-    Of an adapter it is the base with the update merged. base: the base's directory; None: the one that it names.
-    precision: see `engine.weights.load_llama_model`.
+    The head of another task is left out, with a warning. Of an adapter it is the base with the update merged.
+    base: the base's directory; None: the one that it names.
+    precision, needs_output: see `engine.weights.load_llama_model`.
     Its attribute `stop_ids` has the tokens that end a text; a model of a checkpoint has no such attribute.
     Raises `UserError` if a file is missing or damaged, or describes another kind of model: every missing, unexpected
     or misshapen key is named.
@@ -66,9 +69,13 @@ def load_directory(
     folder = base_folder(Path(path)) if base is None else require_base(Path(base))
     config = read_config(folder, attention)
     file, tensors = read_tensors(Path(path), folder)
+    tensors = _without_heads(file, tensors)
+    if not needs_output and "output.weight" not in map(our_name, map(str, tensors)):
+        config = replace(config, tied=True)  # what it computes is not read
     state, foreign = _under_our_names(file, tensors, config.tied)
     if found := [*shape_errors(state, config), *(f"unexpected {shorten(name)}" for name in foreign)]:
-        raise UserError(f"{file} does not fit its {CONFIG}: {in_their_words(join_names(found))}")
+        hint = "; --option finetune needs no head" if found == ["missing output.weight"] else ""
+        raise UserError(f"{file} does not fit its {CONFIG}: {in_their_words(join_names(found))}{hint}")
     keep = keeper(file, numbers_in(state), precision)
 
     def turned(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -80,6 +87,14 @@ def load_directory(
     model = filled(file, config, state, keep and (lambda name, tensor: keep(name, turned(name, tensor))))
     model.stop_ids = stop_ids(folder)
     return model
+
+
+def _without_heads(file: Path, tensors: State) -> State:
+    """The tensors without those of other tasks' heads; a warning names these."""
+    kept = {name: tensor for name, tensor in tensors.items() if str(name).partition(".")[0] not in HEADS}
+    if left_out := [shorten(str(name)) for name in tensors if name not in kept]:
+        warn(f"{file}: {join_names(left_out)} left out, the head of another task")
+    return kept
 
 
 # ---------------------------------------------------------------------------------------------------- settings
@@ -186,10 +201,11 @@ def _under_our_names(file: Path, tensors: Mapping[str, Any], tied: bool) -> tupl
 
 
 def our_name(theirs: str) -> str | None:
-    """Our name of a tensor, with or without the `model.` that a language model puts in front."""
+    """Our name of a tensor, with or without what a model with a head puts in front: `model.`, `transformer.`."""
     from convert.names import LAYER_NAMES, MODEL_NAMES
 
-    body = f"model.{theirs.removeprefix('model.').removesuffix('.weight')}".replace("model.lm_head", "lm_head")
+    bare = re.sub(r"^(model|transformer)\.", "", theirs).removesuffix(".weight")
+    body = f"model.{bare}".replace("model.lm_head", "lm_head")
     if not theirs.endswith(".weight"):
         return None
     if found := re.fullmatch(r"model\.layers\.([0-9]+)\.(.+)", body):

@@ -35,6 +35,7 @@ SHAPE_NUMBERS = struct.Struct("<7i")
 MAGIC, HEADER_BYTES = struct.pack("<I", 0x616B3432), 256  # of versions 1 and later
 FIXED_THETA, FIXED_EPSILON, FIXED_BOS, FIRST_BYTE = 10000.0, 1e-5, 1, 3
 ANGLES = "a table of angles"  # in a file of version 0; no program reads it
+MOST_POSITIONS = 2**20  # of a file that is written: its table would have gigabytes
 TOKENIZER_BIN = "tokenizer.bin"  # the name that run.c reads by default
 
 
@@ -155,6 +156,8 @@ def content_of(state: Mapping[str, torch.Tensor], config: LlamaConfig) -> Iterat
         settings = f"rope_theta={config.rope_theta:g}, layer_norm_eps={config.layer_norm_eps:g}"
         settings += "" if config.rope_scaling is None else f", rope_scaling={config.rope_scaling[0]}"
         raise UserError(f"llama2.c computes with rope_theta=10000, layer_norm_eps=1e-05 alone; this has {settings}")
+    if config.max_seq_len > MOST_POSITIONS:
+        raise UserError(f"llama2c: a file holds the angles of all positions; {config.max_seq_len} are too many")
     shape = (config.dim, config.hidden_dim, config.n_layers, config.n_heads, config.n_kv_heads)
     yield SHAPE_NUMBERS.pack(*shape, config.vocab_size if config.tied else -config.vocab_size, config.max_seq_len)
     tables = iter(rope_table(config.head_dim, config.max_seq_len))

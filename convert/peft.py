@@ -15,12 +15,14 @@ import math
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from convert import directory
 from convert.directory import ADAPTER_CONFIG, ADAPTER_WEIGHTS, State, adapter_weights, read_settings
 from convert.formats import require_causal, whole
+from convert.patterns import first_matches
 from engine.programs import import_part
 from utils import UserError, join_names, short_repr, shorten, warn
 
@@ -39,7 +41,7 @@ WITHOUT_EFFECT = (  # on what is computed from the weights of the file
 HARMLESS = {"bias": ("none",), "init_lora_weights": (True, "gaussian", "orthogonal", "eva")}  # others change the base
 FACTOR = re.compile(r"base_model\.model\.(.+)\.lora_(A\.weight|B\.weight|magnitude_vector)(?:\.weight)?")
 MOST = 1e6  # of a rank, or an alpha
-HEADS = ("classifier", "pre_classifier", "score", "qa_outputs")  # which a base need not have
+HEADS = ("classifier", "pre_classifier", "score", "qa_outputs", "v_head")  # of other tasks than language models
 
 
 # ------------------------------------------------------------------------------------------------------ reading
@@ -53,11 +55,13 @@ def read_tensors(folder: Path, base: Path) -> tuple[Path, State]:
     settings = read_adapter_config(folder / ADAPTER_CONFIG)
     file = adapter_weights(folder)
     updates, others = _sorted_out(file)
+    alphas = settings["alpha_pattern"]  # ranks are those of the factors, whatever rank_pattern says
+    patterns = first_matches([*alphas], updates, f"{settings['file']}: alpha_pattern")
     places = {_bare(name): name for name in tensors}
     for module, factors in updates.items():
         if (name := places.get(_bare(f"{module}.weight"))) is None:
             raise UserError(f"{file} updates {shorten(module)}, which {base} does not have")
-        scale = _scale(module, factors, settings)
+        scale = _scale(module, factors, settings, alphas.get(patterns[module], settings["lora_alpha"]))
         tensors[name] = _updated(f"{file}: {shorten(module)}", tensors[name], factors, scale)
     left_out = []
     for name, tensor in others.items():
@@ -92,8 +96,6 @@ def read_adapter_config(file: Path) -> dict[str, Any]:
         raise UserError(f"{file}: r, lora_alpha, rank_pattern and alpha_pattern must be numbers up to {MOST:g}")
     if any(type(settings[name]) is not bool for name in ("use_rslora", "use_dora")):
         raise UserError(f"{file}: use_rslora and use_dora must be true or false")
-    if regular := [name for name in patterns[0] if re.search(r"[^\w.-]", name)]:
-        raise UserError(f"{file}: alpha_pattern names {short_repr(regular[0])}; only plain names are read here")
     return {**settings, "alpha_pattern": patterns[0], "rank_pattern": patterns[1], "file": file}
 
 
@@ -122,15 +124,13 @@ def _bare(name: str) -> str:
     return re.sub(r"^(model|bert|distilbert)\.", "", str(name))
 
 
-def _scale(module: str, factors: State, settings: dict[str, Any]) -> float:
+def _scale(module: str, factors: State, settings: dict[str, Any], alpha: float) -> float:
     """s. Raises `UserError` where a factor has another rank than the config says."""
     rank = len(factors.get("A.weight", ()))
     if settings["use_dora"] != ("magnitude_vector" in factors):
         raise UserError(f"{settings['file']}: use_dora={settings['use_dora']} does not fit {shorten(module)}")
     if rank < 1 or not settings["rank_pattern"] and rank != settings["r"]:
         raise UserError(f"{settings['file']}: r={settings['r']}, but {shorten(module)} has factors of rank {rank}")
-    alphas = settings["alpha_pattern"].items()
-    alpha = next((alpha for name, alpha in alphas if re.fullmatch(rf"(.*\.)?({name})", module)), settings["lora_alpha"])
     return alpha / (math.sqrt(rank) if settings["use_rslora"] else rank)
 
 
@@ -223,7 +223,8 @@ def _move_to_base(model: nn.Module, lora: Method, factors: State, path: str, bas
 
     pretrained = pretrained_of(model)
     own = {name: tensor.clone() for name, tensor in pretrained.state_dict().items()}
-    load = load_llama_model if hasattr(model, "llama") else import_part("bert.load", "a BERT").load_bert
+    is_llama = hasattr(model, "llama")
+    load = partial(load_llama_model, needs_output=False) if is_llama else import_part("bert.load", "a BERT").load_bert
     weights = load(base).state_dict()
     if not (differing := state_dict_errors(weights, own)):
         pretrained.load_state_dict(weights)

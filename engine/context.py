@@ -26,7 +26,7 @@ from config import LlamaConfig
 from engine.equivalence import Case, Comparison, EquivalenceCheck
 from engine.weights import computable_kinds, takes_mask
 from llama import NORMS, Attention, FeedForward, Llama, LlamaLayer
-from rope import Scaling, apply_rotary_emb, frequencies, rope_table
+from rope import Scaling, apply_rotary_emb, frequencies, rope_table, table_rows
 from utils import UserError
 
 
@@ -100,7 +100,7 @@ def rotate(
     """
     length = x.shape[1]
     if isinstance(start, int):
-        cos, sin = rope_table(head_dim, max(max_seq_len, start + length), theta, x.device, scaling)
+        cos, sin = rope_table(head_dim, table_rows(start + length, max_seq_len), theta, x.device, scaling)
         cos, sin = cos[start : start + length], sin[start : start + length]  # s d/2
     else:  # no table: reading the largest position from a tensor would make a GPU wait
         positions = (start[:, None] + torch.arange(length, device=x.device)).clamp(min=0)  # b s

@@ -103,7 +103,8 @@ class LlamaFamily(ModelFamily):
 
     def load(self, plan: Plan) -> tuple[Llama, Tokenizer]:
         files = plan.checkpoint.path, plan.tokenizer.path
-        return load_llama(*files, plan.attention, plan.max_sentence_len, plan.norm)
+        head, _ = head_among(plan.methods)  # all heads of advanced/ ask the language model
+        return load_llama(*files, plan.attention, plan.max_sentence_len, plan.norm, needs_output=head is not None)
 
     def reopen(self, saved: dict[str, Any], path: str) -> tuple[Llama, Tokenizer]:
         config = LlamaConfig.from_checkpoint(saved["model_config"]["model_args"])
@@ -152,12 +153,13 @@ def load_llama(
     max_sentence_len: int | None = None,
     norm: str | None = None,
     precision: str | None = None,
+    needs_output: bool = True,
 ) -> tuple[Llama, Tokenizer]:
     """Load a pretrained model and its tokenizer. Raises `OtherVocabulary` if they do not belong together.
 
     path: a checkpoint file, or a Hugging Face directory. tokenizer: its file; None: the checkpoint's own, see
     `finding.tokenizer_name`. attention, norm: replace the checkpoint's own settings. max_sentence_len: the most tokens
-    that the tokenizer keeps of a sentence. precision: see `weights.load_llama_model`.
+    that the tokenizer keeps of a sentence. precision, needs_output: see `weights.load_llama_model`.
 
     A Hugging Face directory may have more embeddings than pieces (to round up the matrix): that is only a warning.
     """
@@ -167,7 +169,7 @@ def load_llama(
         llama, read = gguf_model.load_both(path, attention, max_sentence_len, precision)
     else:
         read = read_tokenizer(tokenizer or tokenizer_name(path), max_sentence_len)
-        llama = load_llama_model(path, attention, norm, precision)
+        llama = load_llama_model(path, attention, norm, precision, needs_output)
     require_vocabulary(read, llama, path)
     if llama.config.rope_scaling is not None and "scaling" not in signature(apply_rotary_emb).parameters:
         raise UserError(f"{path} scales its positions: add the argument scaling=None to apply_rotary_emb in rope.py")
@@ -176,7 +178,7 @@ def load_llama(
             raise UserError(NO_MASK)
         warn(f"{NO_MASK}; {path} is read with --attention bidirectional")
         torch.set_rng_state(random_state)  # so that a seed means what it means where the flag is given
-        return load_llama(path, tokenizer, "bidirectional", max_sentence_len, norm, precision)
+        return load_llama(path, tokenizer, "bidirectional", max_sentence_len, norm, precision, needs_output)
     return llama, read
 
 

@@ -23,7 +23,11 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # 8-bit 
 
 
 def load_llama_model(
-    path: str | os.PathLike, attention: str | None = None, norm: str | None = None, precision: str | None = None
+    path: str | os.PathLike,
+    attention: str | None = None,
+    norm: str | None = None,
+    precision: str | None = None,
+    needs_output: bool = True,
 ) -> Llama:
     """Load a Llama from a checkpoint `{'model': state_dict, 'model_args': {...}, ...}`, in float32 on the CPU.
 
@@ -32,6 +36,7 @@ def load_llama_model(
     norm: replaces the checkpoint's own; a LayerNorm whose biases the file does not hold has biases of 0.
     precision: the one in which a model is computed that will not be trained; a large one is then kept in memory as that
     precision needs it, see `fast/compact.py`. None: float32 that can be trained.
+    needs_output: False: the output matrix is not read, so that a Hugging Face directory may have none.
     Raises `UserError` if the file is missing, is not a checkpoint, or has tensors of other shapes; it names every
     missing, unexpected or misshapen key.
 
@@ -42,7 +47,7 @@ def load_llama_model(
         raise UserError(f"{path} is a model with RMSNorm; the editions with LayerNorm are for checkpoints (.pt)")
     if os.path.isdir(path):
         hugging_face = import_part("convert.hugging_face", "a Hugging Face directory")
-        return hugging_face.load_directory(path, attention, precision=precision)
+        return hugging_face.load_directory(path, attention, precision=precision, needs_output=needs_output)
     if is_gguf(path):
         return import_part("convert.gguf_model", "a GGUF file").load_gguf(path, attention, precision)
     checkpoint = load_tensors(path)

@@ -32,7 +32,7 @@ from fast.loops import LayerWeights, Norm, matvec, rescore
 from fast.loops_head import steps_of
 from fast.row_sums import Matrix
 from llama import Llama, LlamaLayer, RMSNorm
-from rope import apply_rotary_emb, rope_table
+from rope import apply_rotary_emb, rope_table, table_rows
 
 
 class BestThreads:
@@ -195,8 +195,8 @@ class DecodeEngine:
     def angles(self, position: int | torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Cosine and sine of a position, d/2 each, or of several, n: n d/2 each."""
         config = self.config
-        longest = max(config.max_seq_len, int(torch.as_tensor(position).max()) + 1)
-        tables = rope_table(config.head_dim, longest, config.rope_theta, scaling=config.rope_scaling)
+        rows = table_rows(int(torch.as_tensor(position).max()) + 1, config.max_seq_len)
+        tables = rope_table(config.head_dim, rows, config.rope_theta, scaling=config.rope_scaling)
         return tuple(table[position].numpy() for table in tables)
 
     def screened(self) -> ScreenedHead | None:

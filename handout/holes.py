@@ -68,7 +68,7 @@ HOLES = (
     Hole("llama.py", "Attention.compute_query_key_value_scores", SANITY, "scores and softmax, {}"),
     Hole("llama.py", "LlamaLayer.forward", SANITY, "layer, {}"),
     Hole("llama.py", "Llama.generate", SANITY, "generate, {}", given=GENERATE_GIVEN),
-    Hole("rope.py", "apply_rotary_emb", ROPE, given=ROPE_GIVEN, gone=("rope_table", "frequencies")),
+    Hole("rope.py", "apply_rotary_emb", ROPE, given=ROPE_GIVEN, gone=("table_rows", "rope_table", "frequencies")),
     Hole("optimizer.py", "AdamW.step", OPTIMIZER, given=STEP_GIVEN),
     Hole("classifier.py", "LlamaEmbeddingClassifier.forward", SANITY, "embedding classifier, {}"),
 )  # fmt: skip

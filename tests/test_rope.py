@@ -5,8 +5,9 @@ import pytest
 import torch
 from conftest import asset
 
+from engine.context import rotate
 from grading import rotation
-from rope import apply_rotary_emb, frequencies, rope_table
+from rope import apply_rotary_emb, frequencies, rope_table, table_rows
 
 
 def rotate_as_complex(
@@ -96,3 +97,13 @@ def test_the_published_numbers_are_those_of_the_course(assets: Path):
     for tensor, unturned, numbers in zip(published, (2.0, 3.0), at_one, strict=True):
         rows = torch.tensor([[unturned] * 4, numbers])  # of positions 0 and 1, the same for both heads
         assert torch.equal(tensor, rows[None, :, None].expand(1, 2, 2, 4))
+
+
+def test_a_table_reaches_only_as_far_as_the_texts_of_a_model_for_millions_of_positions():
+    asked = ((5, 64), (70, 64), (5, 2**31 - 1), (2**15, 2**31 - 1), (2**15 + 1, 2**31 - 1), (2**15 + 1, 2**15 + 9))
+    assert [table_rows(*each) for each in asked] == [64, 70, 2**15, 2**15, 2**16, 2**15 + 9]
+    query, key = torch.randn(2, 1, 2**15 + 3, 1, 4)
+    turned = [apply_rotary_emb(query, key, 4, positions) for positions in (1, 2**31 - 1)]
+    torch.testing.assert_close(*turned, atol=1e-6, rtol=0)
+    one = [rotate(query[:, :1], 2**15 + 2, 4, positions) for positions in (1, 2**31 - 1)]
+    torch.testing.assert_close(*one, atol=1e-6, rtol=0)

@@ -29,7 +29,7 @@ IMPOSSIBLE = {
     "n_layers": (0,),
     "n_heads": (7, 2**31),
     "hidden_dim": (0,),
-    "max_seq_len": (0, 2**20 + 1),
+    "max_seq_len": (0, 2**31),
     "n_segments": (-1,),
     "has_pooler": (1,),
     "positions": ("rotary", ["learned"]),

@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from shapes import HF_SHAPES, LLAMA3_ROPE, bytes_of_text, greedy, hf_llama, rewrite, save  # noqa: E402
 
 from config import LlamaConfig  # noqa: E402
-from convert import hugging_face  # noqa: E402
+from convert import hugging_face, llama2c  # noqa: E402
 from convert.directory import write_model  # noqa: E402
 from engine.weights import load_llama_model  # noqa: E402
 from llama import Llama  # noqa: E402
@@ -57,6 +59,69 @@ def test_logits_and_greedy_ids_are_those_of_transformers(shape: str, tmp_path: P
     assert_same(ours, theirs)
     prompt = IDS[0, :5].tolist()
     assert ours.generate(torch.tensor([prompt]), 40, temperature=0.0)[0].tolist() == greedy(theirs, prompt, 40)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "plain"])
+def test_a_model_for_more_positions_than_any_memory_has_is_read(tmp_path: Path, kernels: str, drive: Callable):
+    """The largest number that a config may say; a table of 2^31 angles would have 64 gigabytes."""
+    theirs = hf_llama("llama3", max_position_embeddings=2**31 - 1)
+    ours = load_llama_model(bytes_of_text(save(tmp_path / "long", theirs)))
+    assert ours.config.max_seq_len == 2**31 - 1
+    assert_same(ours, theirs)
+    bytes_of_text(save(tmp_path / "short", hf_llama("llama3")))
+    flags = ["--prompt", "A film", "--max_new_tokens", 4, "--kernels", kernels, "--pretrained-model-path"]
+    texts = [drive(*flags, tmp_path / name).partition("Temperature")[2] for name in ("long", "short")]
+    assert texts[0] == texts[1] != ""
+    refused("angles of all positions; 2147483647 are too many", llama2c_of, ours)
+
+
+def llama2c_of(model: Llama) -> list[bytes]:
+    config = replace(model.config, rope_scaling=None, rope_theta=10000.0, layer_norm_eps=1e-5)
+    return [*llama2c.content_of(model.state_dict(), config)]
+
+
+HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("head", [*HEADS, ""])
+def test_the_head_of_another_task_is_left_out(tmp_path: Path, head: str, tied: bool, capsys):
+    """Also none at all: `LlamaModel`. Hidden states are those of transformers."""
+    config = hf_llama(tie_word_embeddings=tied, num_labels=3).config
+    torch.manual_seed(3)
+    theirs = getattr(transformers, f"LlamaFor{head}" if head else "LlamaModel")(config).eval()
+    folder = save(tmp_path / "model", theirs)
+    if not tied:
+        refused("missing lm_head.weight; --option finetune needs no head", load_llama_model, folder)
+    ours = load_llama_model(folder, needs_output=tied)
+    assert ("left out, the head of another task" in capsys.readouterr().err) == bool(head)
+    with torch.no_grad():
+        states = getattr(theirs, theirs.base_model_prefix, theirs)(IDS).last_hidden_state
+        torch.testing.assert_close(ours(IDS)[1], states, atol=1e-5, rtol=0)
+    tensors = tensors_in(folder / "model.safetensors")
+    tensors["something.weight"] = torch.zeros(3, 3)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    refused("unexpected something.weight", load_llama_model, folder, needs_output=False)
+
+
+def test_without_a_head_a_model_is_fine_tuned_and_asked_nothing(
+    tmp_path: Path, drive: Callable, classify_flags: Callable, films: dict[str, Path], capsys
+):
+    theirs = transformers.LlamaForSequenceClassification(hf_llama(num_labels=3).config)
+    folder = bytes_of_text(save(tmp_path / "model", theirs))
+    model = ["--pretrained-model-path", folder]
+    (text := tmp_path / "text.txt").write_text("A film")
+    for flags in ([], ["--option", "perplexity", "--input", text], classify_flags("prompt")):
+        refused("missing lm_head.weight", drive, *flags, *model)
+    asking = ["--method", "prompt-finetune"]
+    asking += [f"--{split}_out={split}-advanced-output.txt" for split in ("dev", "test")]
+    refused("missing lm_head.weight", drive, *classify_flags("finetune"), *model, *asking)
+    refused("missing lm_head.weight", run_convert, folder, tmp_path / "m.gguf", "--to", "gguf")
+    capsys.readouterr()
+    drive(*classify_flags("finetune"), *model, "--epochs", 1, "--model_out", "own.pt")
+    assert capsys.readouterr().err.count("score.weight left out, the head of another task") == 1
+    drive("--option", "predict", "--model", "own.pt", "--input", films["dev"], "--output", "p.txt")
+    assert (tmp_path / "p.txt").read_text() == (tmp_path / "films-dev-finetuning-output.txt").read_text()
 
 
 def test_attention_is_causal_unless_it_is_said(folder: Path):
@@ -188,7 +253,7 @@ def test_a_tied_matrix_may_stand_there_twice_or_once_but_not_as_two(tmp_path: Pa
         (dict(num_hidden_layers=3), "missing model.layers.2.self_attn.q_proj.weight"),
         (dict(num_hidden_layers=10**6), "num_hidden_layers=1000000, but there are only"),
         (dict(vocab_size=10**9), "vocab_size=1000000000, but the largest tensor"),
-        (dict(max_position_embeddings=10**9), "max_position_embeddings=1000000000 must be at most"),
+        (dict(max_position_embeddings=2**31), "max_position_embeddings=2147483648 must be a whole number"),
         (dict(tie_word_embeddings="no"), "tie_word_embeddings='no' must be True or False"),
         (dict(rms_norm_eps=0), "rms_norm_eps=0 must be a number"),
     ],
