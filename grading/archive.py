@@ -1,21 +1,25 @@
-"""A zip archive, read by its format, and whether every tool unpacks it alike: names, links, duplicates, stray bytes.
+"""A zip archive, read with `zipfile`, and whether every tool unpacks it alike: names, links, duplicates, stray bytes.
 
-`zipfile` is not used: of the meanings that an archive may have, it takes one and ignores the others. An archive that
-two tools would unpack differently is refused: the file that is graded would depend on the grader's computer.
+`zipfile` takes one of the meanings that an archive may have and passes over the others: bytes that belong to no entry,
+most of what stands in front of an entry's data, what follows the end of packed data. An archive that two tools would
+unpack differently is refused, because the file that is graded would depend on the grader's computer. Therefore
+`zipfile` reads the headers alone; what lies between them is compared here, and the data are unpacked here.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
+import io
 import re
 import stat
 import struct
 import unicodedata
+import warnings
 import zipfile
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from grading.findings import Message
@@ -32,156 +36,132 @@ class FormatError(AssertionError):
     """The submission is wrong. An AssertionError, as in the course's own checker, so that scripts can catch that."""
 
 
-_LOCAL = struct.Struct("<4s5H3L2H")
-_CENTRAL = struct.Struct("<4s6H3L5H2L")
 _END = struct.Struct("<4s4H2LH")
 _END64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR64 = struct.Struct("<4sLQL")
+LOCAL_SIZE = 30  # bytes of a local header in front of its name
 WIDE, _WIDE_COUNT = 0xFFFFFFFF, 0xFFFF  # in place of a number: "see the zip64 record"
 HAS_DESCRIPTOR, IS_UTF8, IS_ENCRYPTED = 0x8, 0x800, 0x2061  # flags; masked headers and patches count as encrypted
 MAX_VERSION = 45  # zip64's; more is for other ciphers and compression methods
 NO_ZIP = "not a zip archive, or a truncated one"
 
 
-class ZipHeader(NamedTuple):
-    """A header of an entry. An archive has two for each: in its directory and in front of the entry's data."""
-
-    name: bytes
-    version: int  # of the format, times ten, that unpacking needs
-    flags: int
-    method: int
-    checksum: int
-    packed: int  # size in the archive
-    size: int  # and when unpacked
-    offset: int  # of the local header, by the directory; 0 in the local header itself
-    paths: tuple[bytes, ...]  # of Unicode path fields, which some tools prefer to the name
-    end: int  # where the header ends
-
-
 class ZipEntry(NamedTuple):
-    """A file or folder of an archive."""
+    """A file or folder. local: the header in front of its data; None if it is damaged. end: where the next begins."""
 
     name: str
-    central: ZipHeader
-    local: ZipHeader | None  # None where there is none
-    attributes: int
+    central: zipfile.ZipInfo
+    local: zipfile.ZipInfo | None
+    end: int
 
     @property
     def is_folder(self) -> bool:
         return self.name.endswith("/")
 
+    @property
+    def start(self) -> int:
+        """Where its data begin."""
+        return self.central.header_offset + LOCAL_SIZE + len(_raw_name(self.local)) + len(self.local.extra)
+
 
 class Archive(NamedTuple):
     payload: bytes
-    entries: list[ZipEntry]  # in the order of the directory
-    directory: int  # where it begins
+    entries: list[ZipEntry]  # in the order of their data
     has_backslashes: bool  # between folders and names, as Windows PowerShell writes them; `entries` have slashes
 
 
 def read_archive(payload: bytes) -> Archive:
     """The entries in the directory of a zip. Raises `FormatError` unless it has exactly one directory."""
-    end = payload.rfind(b"PK\5\6", max(0, len(payload) - _END.size - 0xFFFF))
-    if end < 0 or len(payload) < end + _END.size:
-        raise FormatError(NO_ZIP)
-    comment = payload[end + _END.size :]
-    if len(comment) != _END.unpack_from(payload, end)[-1]:
-        raise FormatError(f"{NO_ZIP}, or one with foreign bytes behind its end")
-    if re.search(rb"PK[\1-\7][\2-\x08]", comment):
-        raise FormatError("the comment of the archive holds an archive: other tools may unpack that one")
-    stop, (disk, first_disk, here, count, size, start) = _read_end(payload, end)
-    if disk or first_disk or here != count:
-        raise FormatError("one part of an archive that is split in several")
-    if count > MAX_ENTRIES:
+    # zipfile reads as many entries as there are. Each has this mark, also those of an archive inside of this one.
+    if (count := payload.count(b"PK\1\2")) > MAX_ENTRIES:
         raise FormatError(f"the archive has {count} entries; more than {MAX_ENTRIES} are refused")
-    if start + size != stop:
-        raise FormatError(f"{NO_ZIP}, or one with foreign bytes: its directory is not where its end says")
-    entries, at = [], start
-    for _ in range(count):
-        central = _read_header(payload, at, stop, is_local=False)
-        if central is None:
-            raise FormatError(f"{NO_ZIP}: its directory is damaged")
-        comment_length, *_, attributes, _ = _CENTRAL.unpack_from(payload, at)[-5:]
-        name = central.name.decode("utf-8" if central.flags & IS_UTF8 else "cp437", "surrogateescape")
-        local = _read_header(payload, central.offset, start, is_local=True)
-        entries.append(ZipEntry(name, central, local, attributes))
-        at = central.end + comment_length
-    if at != stop:
-        raise FormatError(f"{NO_ZIP}: its directory does not hold the entries that its end counts")
-    has_backslashes = any("\\" in one.name for one in entries) and not any("/" in one.name for one in entries)
-    return Archive(payload, [*map(_with_slashes, entries)] if has_backslashes else entries, start, has_backslashes)
+    file = _open(payload)
+    _check_end(payload, file)
+    headers = sorted(file.filelist, key=lambda header: header.header_offset)
+    starts = [*(header.header_offset for header in headers), file.start_dir]
+    local = [_read_local(payload, start, end) for start, end in pairwise(starts)]
+    names = [header.filename for header in headers]
+    has_backslashes = any("\\" in name for name in names) and not any("/" in name for name in names)
+    if has_backslashes:
+        for header in filter(None, headers + local):
+            header.filename = header.filename.replace("\\", "/")
+    names = [header.filename for header in headers]
+    return Archive(payload, [*map(ZipEntry, names, headers, local, starts[1:])], has_backslashes)
 
 
-def _with_slashes(entry: ZipEntry) -> ZipEntry:
-    central, local = (
-        header and header._replace(name=header.name.replace(b"\\", b"/")) for header in (entry.central, entry.local)
-    )
-    return ZipEntry(entry.name.replace("\\", "/"), central, local, entry.attributes)
+def _open(payload: bytes) -> zipfile.ZipFile:
+    """The archive as `zipfile` reads its directory. Raises `FormatError` if that is damaged."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            file = zipfile.ZipFile(io.BytesIO(payload))
+    except Exception as error:  # damaged bytes make zipfile raise errors of a dozen unrelated classes
+        raise FormatError(f"{NO_ZIP} ({printable(error)})") from None
+    for header in file.filelist:
+        header.filename = header.orig_filename  # not cut at a NUL, and not replaced by a Unicode path
+    return file
 
 
-def _read_end(payload: bytes, end: int) -> tuple[int, list[int]]:
-    """The end of the directory, and its end record: two disks, two counts, size, start. Of zip64 the wide one."""
-    numbers = list(_END.unpack_from(payload, end)[1:-1])
+def _check_end(payload: bytes, file: zipfile.ZipFile) -> None:
+    """Raise `FormatError` unless the directory is followed by its end alone, and this says what `zipfile` has found."""
+    if re.search(rb"PK[\1-\7][\2-\x08]", file.comment):
+        raise FormatError("the comment of the archive holds an archive: other tools may unpack that one")
+    end, count = len(payload) - _END.size - len(file.comment), len(file.filelist)
+    mark, *numbers, length = _END.unpack_from(payload, end)
     locator = end - _LOCATOR64.size
-    if locator < 0 or not payload.startswith(b"PK\6\7", locator):
-        return end, numbers
-    start = _LOCATOR64.unpack_from(payload, locator)[2]
-    if start + _END64.size != locator or not payload.startswith(b"PK\6\6", start):
-        raise FormatError(f"{NO_ZIP}: its zip64 end is not where its locator says")
-    wide = list(_END64.unpack_from(payload, start)[4:])
-    limits = [_WIDE_COUNT] * 4 + [WIDE] * 2
-    if any(number not in (there, limit) for number, there, limit in zip(numbers, wide, limits, strict=True)):
-        raise FormatError("the archive has two ends, zip64 and plain, that disagree")
-    return start, wide
+    is_wide = locator >= _END64.size and payload.startswith(b"PK\6\7", locator)
+    stop = locator - _END64.size if is_wide else end
+    found = [0, 0, count, count, stop - file.start_dir, file.start_dir]  # two disks, two counts, size, start
+    limits = [_WIDE_COUNT] * 4 + [WIDE] * 2 if is_wide else found
+    is_right = mark == b"PK\5\6" and length == len(file.comment)
+    is_right &= all(number in (there, most) for number, there, most in zip(numbers, found, limits, strict=True))
+    if is_wide:
+        is_right &= payload.startswith(b"PK\6\6", stop) and [*_END64.unpack_from(payload, stop)[4:]] == found
+        is_right &= _LOCATOR64.unpack_from(payload, locator)[2] == stop
+    if is_right and file.filelist:
+        # zipfile does not see that the last entry goes on behind the directory. 18: from these lengths to the name.
+        last = file.filelist[-1]
+        lengths = len(_raw_name(last)), len(last.extra), len(last.comment)
+        is_right = struct.unpack_from("<3H", payload, stop - sum(lengths) - 18) == lengths
+    if not is_right:
+        raise FormatError(f"{NO_ZIP}, or one with foreign bytes: its directory is not what its end says")
 
 
-def _read_header(payload: bytes, at: int, stop: int, is_local: bool) -> ZipHeader | None:
-    """The header of an entry, which must end before `stop`; None if there is none.
-
-    Raises `FormatError` for a name that no disk holds, before it uses the name.
-    """
-    form, mark = (_LOCAL, b"PK\3\4") if is_local else (_CENTRAL, b"PK\1\2")
-    if at + form.size > stop or not payload.startswith(mark, at):
+def _read_local(payload: bytes, start: int, end: int) -> zipfile.ZipInfo | None:
+    """The local header between two places, read by `zipfile` as a directory of this one entry; None if damaged."""
+    fixed = payload[start : start + LOCAL_SIZE]
+    if len(fixed) < LOCAL_SIZE or not fixed.startswith(b"PK\3\4"):
         return None
-    values = form.unpack_from(payload, at)
-    version, flags, method, _, _, checksum, packed, size, *lengths = values[1:11] if is_local else values[2:12]
-    start = at + form.size
-    end = start + sum(lengths)
-    extra = _extra_fields(payload[start + lengths[0] : end])
-    if end > stop or extra is None:
+    stop = start + LOCAL_SIZE + sum(struct.unpack("<2H", fixed[-4:]))
+    if stop > end:
         return None
-    name = payload[start : start + lengths[0]]
-    paths = tuple(content[5:] for number, content in extra if number == 0x7075)
-    for path in (name, *paths):
-        if len(path) > MAX_NAME or max(map(len, path.split(b"/"))) > MAX_PART:
-            shown = printable(path[:MAX_PART].decode("utf-8", "replace"), 40)
-            raise FormatError(f"a name of {len(path)} bytes, {shown}: {MAX_PART} a part and {MAX_NAME} in all is most")
-    numbers = [size, packed] if is_local else [size, packed, values[-1]]
-    for number, content in extra:
-        numbers = _widen(numbers, content) if number == 0x0001 and numbers else numbers
-    if numbers is None:
-        return None
-    size, packed, offset = [*numbers, 0][:3]
-    return ZipHeader(name, version & 0xFF, flags, method, checksum, packed, size, offset, paths, end)
+    # Its comment is of zeros: else the end of a hostile header could be taken for the locator of a zip64 record.
+    comment = bytes(_LOCATOR64.size)
+    header = b"PK\1\2\0\0" + fixed[4:] + struct.pack("<3H2L", len(comment), 0, 0, 0, 0)
+    header += payload[start + LOCAL_SIZE : stop] + comment
+    with contextlib.suppress(FormatError):
+        return _open(header + _END.pack(b"PK\5\6", 0, 0, 1, 1, len(header), 0, 0)).filelist[0]
+    return None
 
 
-def _extra_fields(extra: bytes) -> list[tuple[int, bytes]] | None:
-    """The numbered fields behind a name; None if they are damaged. Up to three bytes of padding may follow."""
+def _raw_name(header: zipfile.ZipInfo) -> bytes:
+    return header.filename.encode("utf-8" if header.flag_bits & IS_UTF8 else "cp437")
+
+
+def _extra_fields(header: zipfile.ZipInfo, number: int) -> list[bytes]:
+    """The contents of a header's extra fields with this number. `zipfile` has checked that they are whole."""
     found, at = [], 0
-    while at + 4 <= len(extra):
-        number, length = struct.unpack_from("<2H", extra, at)
+    while at + 4 <= len(header.extra):
+        kind, length = struct.unpack_from("<2H", header.extra, at)
         at += 4 + length
-        found.append((number, extra[at - length : at]))
-    return found if at <= len(extra) else None
+        found += [header.extra[at - length : at]] if kind == number else []
+    return found
 
 
-def _widen(numbers: list[int], wide: bytes) -> list[int] | None:
-    """The numbers of a header; numbers too wide for it come from its zip64 field. None if the two disagree."""
-    words = [word for (word,) in struct.iter_unpack("<Q", wide[: len(wide) // 8 * 8])]
-    if WIDE not in numbers:
-        return numbers if words == numbers[: len(words)] else None
-    if len(words) != numbers.count(WIDE) or wide[8 * len(words) :] not in (b"", bytes(4)):
-        return None
-    return [words.pop(0) if number == WIDE else number for number in numbers]
+def _unicode_paths(entry: ZipEntry) -> list[bytes]:
+    """The names in Unicode path fields, which some tools prefer to the name."""
+    headers = filter(None, (entry.central, entry.local))
+    return [content[5:] for header in headers for content in _extra_fields(header, 0x7075)]
 
 
 # -------------------------------------------------------------------------------------- the content of an entry
@@ -189,8 +169,8 @@ def _widen(numbers: list[int], wide: bytes) -> list[int] | None:
 
 def _pieces(archive: Archive, entry: ZipEntry) -> Iterator[bytes]:
     """An entry's content in pieces. Raises `FormatError` unless it ends exactly where its packed data end."""
-    packed = memoryview(archive.payload)[entry.local.end : entry.local.end + entry.central.packed]
-    if entry.central.method == zipfile.ZIP_STORED:
+    packed = memoryview(archive.payload)[entry.start : entry.start + entry.central.compress_size]
+    if entry.central.compress_type == zipfile.ZIP_STORED:
         yield bytes(packed)
         return
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
@@ -215,11 +195,11 @@ def read_entry(archive: Archive, entry: ZipEntry, keep: bool) -> bytes:
     for piece in _pieces(archive, entry):
         size, checksum = size + len(piece), zlib.crc32(piece, checksum)
         kept += [piece] if keep else []
-        if size > entry.central.size:
+        if size > entry.central.file_size:
             break
-    if size != entry.central.size:
-        raise FormatError(f"its size is not the declared {entry.central.size} bytes")
-    if checksum != entry.central.checksum:
+    if size != entry.central.file_size:
+        raise FormatError(f"its size is not the declared {entry.central.file_size} bytes")
+    if checksum != entry.central.CRC:
         raise FormatError("its checksum (CRC) is another")
     return b"".join(kept)
 
@@ -253,14 +233,11 @@ def name_fault(name: str) -> str | None:
 
 def _readings(entry: ZipEntry) -> set[str]:
     """Every name that some tool gives an entry: Finder writes UTF-8 without the flag for it, others trust the flag."""
+    raw = _raw_name(entry.central)
     texts = {path.decode("utf-8", "surrogateescape") for path in _unicode_paths(entry)}
     with contextlib.suppress(UnicodeDecodeError):
-        texts.add(entry.central.name.decode("utf-8"))
-    return texts | {entry.name, entry.central.name.decode("cp437")}
-
-
-def _unicode_paths(entry: ZipEntry) -> tuple[bytes, ...]:
-    return entry.central.paths + (entry.local.paths if entry.local else ())
+        texts.add(raw.decode("utf-8"))
+    return texts | {entry.name, raw.decode("cp437")}
 
 
 def _skeleton(name: bytes) -> bytes:
@@ -270,37 +247,48 @@ def _skeleton(name: bytes) -> bytes:
 
 def _entry_fault(entry: ZipEntry) -> str | None:
     """Why an entry must not be read, or None."""
+    central, headers = entry.central, [header for header in (entry.central, entry.local) if header]
+    paths = [*map(_raw_name, headers), *_unicode_paths(entry)]
+    if any(len(path) > MAX_NAME or max(map(len, path.split(b"/"))) > MAX_PART for path in paths):
+        return f"a name of more bytes than {MAX_PART} a part and {MAX_NAME} in all"
     if fault := name_fault(entry.name):
         return fault
-    if any(_skeleton(path) != _skeleton(entry.central.name) for path in _unicode_paths(entry)):
+    if any(_skeleton(path) != _skeleton(paths[0]) for path in _unicode_paths(entry)):
         return "another name in the field Unicode path, 0x7075, which some tools prefer"
     if fault := next(filter(None, map(name_fault, sorted(_readings(entry)))), None):
         return fault
-    kind = stat.S_IFMT(entry.attributes >> 16)
+    kind = stat.S_IFMT(central.external_attr >> 16)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
         return "a link or special file"
     # 0x10 and 0x8 are DOS's attributes of a folder and of a volume label, which unzip skips.
-    if entry.central.size if entry.is_folder else kind == stat.S_IFDIR or entry.attributes & 0x18:
+    if central.file_size if entry.is_folder else kind == stat.S_IFDIR or central.external_attr & 0x18:
         return "a file to some tools, a folder or label to others"
-    headers = [header for header in (entry.central, entry.local) if header]
-    if any(header.flags & IS_ENCRYPTED for header in headers):
+    if any(header.flag_bits & IS_ENCRYPTED for header in headers):
         return "encrypted"
-    if any(header.version > MAX_VERSION for header in headers):
+    if any(header.extract_version > MAX_VERSION for header in headers):
         return "a version of the format that unzip skips"
-    if entry.central.method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+    if central.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return "a compression method other than stored or deflate"
     return None
 
 
 def _damage(entry: ZipEntry) -> str | None:
-    """The difference between an entry's two headers, or None. A size that is not known yet is written as 0."""
-    if entry.local is None:
+    """Why an entry's two headers do not fit together, or None."""
+    central, local = entry.central, entry.local
+    if local is None:
         return "its local header is damaged, or not where the directory says"
-    for what in ("name", "method", "checksum", "packed", "size"):
-        here, there = getattr(entry.local, what), getattr(entry.central, what)
-        is_later = entry.local.flags & HAS_DESCRIPTOR and what in ("checksum", "packed", "size") and here == 0
-        if here != there and not is_later:
-            return f"its local header has another {what.replace('packed', 'packed size')}"
+    # A tool that learns these after the data writes 0 in front of them.
+    pairs = (local.CRC, central.CRC), (local.compress_size, central.compress_size), (local.file_size, central.file_size)
+    is_later = local.flag_bits & HAS_DESCRIPTOR
+    is_alike = all(here == there or (is_later and here == 0) for here, there in pairs)
+    if not is_alike or local.compress_type != central.compress_type or _raw_name(local) != _raw_name(central):
+        return "its local header has another name, method, checksum or size than the directory"
+    for header in (central, local):
+        for content in _extra_fields(header, 0x0001):
+            numbers = iter((header.file_size, header.compress_size, header.header_offset))
+            words = struct.unpack(f"<{len(content) // 8}Q", content[: len(content) // 8 * 8])
+            if not all(word in numbers for word in words):  # in this order
+                return "its zip64 field has another size or place than zipfile has found"
     return None
 
 
@@ -318,7 +306,7 @@ def archive_problems(archive: Archive, most_bytes: float) -> list[Message]:
         problems += [Message(said, "E004-entries") for said in _collisions(archive.entries)]
     if not problems:
         problems += [Message(said, "E004-entries") for said in _stray_bytes(archive)]
-    unpacked = sum(entry.central.size for entry in archive.entries)
+    unpacked = sum(entry.central.file_size for entry in archive.entries)
     if unpacked > most_bytes:
         said = f"{unpacked / MB:.1f} MB when unpacked; the limit is {most_bytes / MB:g} MB"
         problems.append(Message(said, "E003-unpacked", expected=int(most_bytes), got=unpacked))
@@ -351,7 +339,7 @@ def _collisions(entries: list[ZipEntry]) -> list[str]:
         for reading in _readings(entry)
     }
     twice, both = set(), set()
-    for (name, index, is_folder), (following, other, _) in itertools.pairwise(sorted(names)):
+    for (name, index, is_folder), (following, other, _) in pairwise(sorted(names)):
         if name == following and index != other:
             twice.add(name.replace("\0", "/"))
         elif following.startswith(f"{name}\0") and not is_folder:
@@ -362,25 +350,24 @@ def _collisions(entries: list[ZipEntry]) -> list[str]:
 
 def _stray_bytes(archive: Archive) -> list[str]:
     """Problems: bytes that belong to no entry or to two. A tool that reads from the start would find other files."""
-    entries, at = sorted(archive.entries, key=lambda entry: entry.central.offset), 0
-    ends = [*(entry.central.offset for entry in entries), archive.directory][1:]
-    for entry, end in zip(entries, ends, strict=True):
-        data_end = entry.local.end + entry.central.packed
-        if entry.central.offset != at or data_end > end or archive.payload[data_end:end] not in _descriptors(entry):
+    if archive.entries and archive.entries[0].central.header_offset:
+        return ["bytes in front of the first entry: other tools may find other files there"]
+    for entry in archive.entries:
+        data_end = entry.start + entry.central.compress_size
+        if data_end > entry.end or archive.payload[data_end : entry.end] not in _descriptors(entry):
             name = printable(entry.name)
             return [f"bytes around {name} belong to no entry or to two: other tools may find other files"]
         # A tool that reads from the start ends stored data of unknown size where a descriptor seems to follow.
-        is_open = entry.local.flags & HAS_DESCRIPTOR and entry.central.method == zipfile.ZIP_STORED
-        if is_open and b"PK\7\x08" in archive.payload[entry.local.end : data_end]:
+        is_open = entry.local.flag_bits & HAS_DESCRIPTOR and entry.central.compress_type == zipfile.ZIP_STORED
+        if is_open and b"PK\7\x08" in archive.payload[entry.start : data_end]:
             return [f"{printable(entry.name)} holds what looks like its own end: other tools may find other files"]
-        at = end
-    return [] if at == archive.directory else ["bytes before the directory: other tools may find other files there"]
+    return []
 
 
 def _descriptors(entry: ZipEntry) -> tuple[bytes, ...]:
     """The bytes that may follow an entry's data: none, or if a flag is set checksum and sizes, in one of four forms."""
-    if not entry.local.flags & HAS_DESCRIPTOR:
+    if not entry.local.flag_bits & HAS_DESCRIPTOR:
         return (b"",)
-    checksum, sizes = entry.central.checksum, (entry.central.packed, entry.central.size)
+    checksum, sizes = entry.central.CRC, (entry.central.compress_size, entry.central.file_size)
     plain = struct.pack("<3L", checksum, *(size & WIDE for size in sizes)), struct.pack("<L2Q", checksum, *sizes)
     return *plain, *(b"PK\7\x08" + descriptor for descriptor in plain)

@@ -81,7 +81,7 @@ def _members(path: Path) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
     archive = read_archive(read_payload(path, ""))
     for entry in archive.entries:
         if PurePosixPath(entry.name).name in THRESHOLDS and entry.local and not entry.is_folder:
-            yield entry.name, entry.central.size, partial(read_entry, archive, entry, keep=True)
+            yield entry.name, entry.central.file_size, partial(read_entry, archive, entry, keep=True)
 
 
 def read_sources(path: Path) -> dict[str, str]:

@@ -118,7 +118,9 @@ def check_names(files: dict[str, ZipEntry], edition: Edition, report: Report) ->
         report.problems.append(Message(said, "E012-missing"))
     present = [name for name in ADVANCED if name in files]
     _check_pairs(files, present, report)
-    if empty := [name for name in (*edition.required, *present) if name in files and files[name].central.size == 0]:
+    if empty := [
+        name for name in (*edition.required, *present) if name in files and files[name].central.file_size == 0
+    ]:
         report.problems.append(Message(f"empty files: {few(empty)}", "E019-empty", min(empty)))
     report.problems += [Message(said, "E026-models") for said in folder_problems(files, edition)]
     if foreign := [name for name in files if is_foreign(name, edition)]:
@@ -211,7 +213,7 @@ def look_into(payload: bytes, student_id: str, rules: Rules) -> tuple[Report, Fi
     check_names(entries, edition, report)
     if refused or _check_contents(archive, entries, rules, report):
         return report, None
-    sizes = {name: entry.central.size for name, entry in entries.items()}
+    sizes = {name: entry.central.file_size for name, entry in entries.items()}
     files = Files(sizes, lambda name: read_entry(archive, entries[name], keep=True))
     check_needs(files, edition, Package(), report)
     return report, files
@@ -227,10 +229,10 @@ def _check_contents(archive: Archive, files: dict[str, ZipEntry], rules: Rules, 
     reports = reports_among(files, report.student_id)
     for name, entry in [*sorted(files.items()), *others]:
         is_text = entry.name in judged and (bool(OUTPUT.fullmatch(name)) or name in TEXTS)
-        is_report = entry.name in judged and name in reports and entry.central.size <= rules.max_bytes
-        if is_text and entry.central.size > min(rules.max_bytes, MAX_OUTPUT):
-            said = f"{name}: {entry.central.size / MB:.1f} MB is too large for an output file"
-            report.problems.append(Message(said, "E020-text", name, got=entry.central.size))
+        is_report = entry.name in judged and name in reports and entry.central.file_size <= rules.max_bytes
+        if is_text and entry.central.file_size > min(rules.max_bytes, MAX_OUTPUT):
+            said = f"{name}: {entry.central.file_size / MB:.1f} MB is too large for an output file"
+            report.problems.append(Message(said, "E020-text", name, got=entry.central.file_size))
             continue
         try:
             raw = read_entry(archive, entry, keep=is_text or is_report)

@@ -22,12 +22,15 @@ RECORD = forge(("alice/y.py", b"y"))
 HIDDEN = RECORD[: RECORD.index(b"PK\1\2")]  # an entry that no directory names
 PACKED = zlib.compress(b"x", wbits=-15)
 DEFLATED = {"method": 8, "size": 1, "crc": zlib.crc32(b"x")}
+OTHER_HEADER = "another name, method, checksum or size"
+# At the end of a header that is read alone: an end of zip64 with a directory of the header's own making.
+PRETENDER = struct.pack("<4sQ2H2L4Q4sLQL", b"PK\6\6", 44, 45, 45, 0, 0, 1, 1, 0, 0, b"PK\6\7", 0, 0, 1)
 # What the entry alice/x.py becomes, and what is said of it.
 HOSTILE_ENTRIES = [
     *((dict(name=name.encode()), "refused entries") for name in (
         "../evil.py", "alice/../../evil.py", "/etc/passwd", "alice//etc", "alice/./x", "C:/x", "c:x", "alice\\x",
         "alice/\x1b[31m", "..", "", "\0lice/x.py", "alice/x\0py", "alice/.. /x", "alice/...")),
-    (dict(name=b"alice/\xff", flags=0x800), "undecodable"),
+    (dict(name=b"alice/\xff", flags=0x800), "codec can't decode"),
     *((dict(attributes=(kind | 0o777) << UNIX), "a link or special file") for kind in (
         stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR, stat.S_IFSOCK)),
     *((dict(attributes=value), "a file to some tools") for value in (stat.S_IFDIR << UNIX, 0x10, 0x8)),
@@ -35,15 +38,18 @@ HOSTILE_ENTRIES = [
     *((dict(flags=flag), "encrypted") for flag in (1, 0x40, 0x2000)),
     (dict(local_flags=1), "encrypted"), (dict(version=63), "unzip skips"),
     *((dict(method=method), "compression method") for method in (12, 14, 99)),
-    (dict(local_name=b"alice/y.py"), "another name"), (dict(local_method=8), "another method"),
-    (dict(local_size=2), "another size"), (dict(local_packed=0), "another packed size"),
-    (dict(local_crc=0), "another checksum"), (dict(offset=0), "another name"), (dict(offset=1), "local header"),
+    (dict(local_name=b"alice/y.py"), OTHER_HEADER), (dict(local_method=8), OTHER_HEADER),
+    (dict(local_size=2), OTHER_HEADER), (dict(local_packed=0), OTHER_HEADER), (dict(local_crc=0), OTHER_HEADER),
+    *((dict(offset=offset), "local header is damaged") for offset in (0, 1, 10**6)),
     *(({key: unicode_path(path, name)}, "Unicode path, 0x7075") for key in ("extra", "local_extra")
       for path in ("alice/y.py", "../../x", "alice/x.py\0", "alice/é.py", "") for name in (b"", ME)),
     (dict(name=b"alice/caf\xe9", extra=unicode_path("alice/cafe")), "Unicode path, 0x7075"),
-    (dict(local_extra=extra(1, bytes([5] * 16))), "local header"), (dict(extra=b"up\xff\xff"), "directory is damaged"),
+    (dict(local_extra=b"up\xff\xff"), "local header is damaged"), (dict(extra=b"up\xff\xff"), "Corrupt extra field"),
     (dict(size=2**32 - 1, extra=extra(1, struct.pack("<Q", 2))), "declared 2 bytes"),
-    (dict(size=2**32 - 1), "when unpacked"),
+    (dict(size=2**32 - 1), "when unpacked"), (dict(local_extra=extra(1, bytes([5] * 16))), "zip64 field"),
+    *((dict(extra=extra(1, struct.pack(f"<{len(words)}Q", *words))), "zip64 field") for words in ((9,), (1, 2))),
+    (dict(size=2**32 - 1, extra=extra(1, struct.pack("<2Q", 1, 7))), "zip64 field"),
+    (dict(local_name=ME + PRETENDER), OTHER_HEADER), (dict(name=ME, local_extra=PRETENDER), "local header is damaged"),
     *((dict(name=name.encode()), "several entries for one name") for name in (
         "alice/llama.py", "alice/LLAMA.py", "alice/llama.py/", "alice/llama.py;1", "alice/llama.py;", "alice/llama.py.",
         "alice/llama.py:x", "alice/l\u200blama.py")),
@@ -72,13 +78,37 @@ def test_hostile_entries_are_refused(check, folder, changes, words, tmp_path):
 
 
 @pytest.mark.parametrize("parts, words", [
-    (dict(before=b"#!/bin/sh\n"), "belong to no entry"), (dict(between=HIDDEN), "belong to no entry"),
-    (dict(end=b"more"), "behind its end"), (dict(end=RECORD), "not where its end says"),
-    (dict(comment=RECORD), "not where its end says"), (dict(comment=HIDDEN), "comment of the archive holds an archive"),
-    (dict(wide_end=lambda numbers: [1, *numbers[1:]]), "disagree"),
+    (dict(before=b"#!/bin/sh\n"), "front of the first entry"), (dict(between=HIDDEN), "belong to no entry"),
+    *((parts, "not what its end says") for parts in (
+        dict(end=b"more"), dict(end=RECORD), dict(comment=RECORD), dict(wide_end=lambda numbers: [1, *numbers[1:]]),
+        dict(wide_end=lambda numbers: [*numbers[:3], 1]))),
+    (dict(comment=HIDDEN), "comment of the archive holds an archive"),
 ])  # fmt: skip
 def test_archives_with_two_readings_are_refused(check, folder, parts, words):
     only_problem(check(forge(*entries_of(folder), **parts)), words)
+
+
+@pytest.mark.parametrize("place, value", [(4, 1), (6, 1), (8, 3), (10, 3), (12, 3), (16, 3), (20, 5)])
+def test_an_end_that_lies_is_refused(check, folder, place, value):
+    """Its numbers: two disks, two counts, size and start of the directory, length of the comment."""
+    payload = bytearray(forge(*entries_of(folder)))
+    struct.pack_into("<H", payload, len(payload) - 22 + place, value)
+    only_problem(check(bytes(payload)), "not a zip archive")
+    assert check(forge(*entries_of(folder))).problems == []
+
+
+def test_a_directory_that_goes_on_behind_its_end_is_refused(check, folder):
+    payload = bytearray(forge(*entries_of(folder)))
+    comment = payload.rindex(b"PK\1\2") + 32  # the length of the last entry's comment
+    struct.pack_into("<H", payload, comment, 9)
+    only_problem(check(bytes(payload)), "not what its end says")
+
+
+def test_a_locator_of_zip64_that_lies_is_refused(check, folder):
+    payload = forge(*entries_of(folder), wide_end=list)
+    assert check(payload).problems == []
+    at = payload.rindex(b"PK\6\7") + 8
+    only_problem(check(payload[:at] + struct.pack("<Q", 5) + payload[at + 8 :]), "not what its end says")
 
 
 def streamed(content, form):
@@ -122,6 +152,14 @@ def test_memory_is_linear_in_the_names(check, folder, part):
     payload = forge(*entries_of(folder), *((name, b"x") for name in names))
     report, peak = peak_memory(lambda: check(payload, size_limit=0.3))
     assert report.problems == [] and peak < 10 * len(payload)
+
+
+def test_memory_is_linear_where_entries_share_their_data(check):
+    """Five thousand entries at the place of one whose header is long."""
+    long = dict(local_extra=extra(9, bytes(60_000)), offset=0)
+    payload = forge((ME, b"", long), *((f"alice/{number}", b"", dict(offset=0)) for number in range(5000)))
+    report, peak = peak_memory(lambda: check(payload, size_limit=1))
+    assert "and 4995 more are damaged" in report.problems[0] and peak < 10 * len(payload)
 
 
 def test_declared_sizes_are_bounded(check, folder):
