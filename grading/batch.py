@@ -42,7 +42,7 @@ from grading.judge import (
     reference_of,
 )
 from grading.needs import Package
-from grading.outputs import OUTPUT
+from grading.outputs import OUTPUT, can_count_pages
 from grading.programs import GradingError, atomic_write, printable
 from grading.settings import Settings, need
 
@@ -227,7 +227,7 @@ def surroundings(settings: Settings, run_code: RunCode | None) -> bytes:
     gold = [path for dataset in LABEL_NAMES for path in Path(settings.gold).glob(f"{dataset}-*")]
     files |= {str(path): path for path in gold if path.is_file()}
     contents = [part for name in sorted(files) for part in (name.encode(), files[name].read_bytes())]
-    flags = f"{settings!r} {run_code!r} {sys.version_info[:2]}"
+    flags = f"{settings!r} {run_code!r} {sys.version_info[:2]} {can_count_pages()}"
     return _digest(flags.encode(), *contents).encode()
 
 

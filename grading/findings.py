@@ -94,6 +94,7 @@ CHECKS = {
     "E063-no-report": Check("flag", "", "advanced outputs without a report", "describe the method"),
     "E064-a-plus": Check("note", "", "advanced outputs and a report: A+ may be due", "read the report; give A+ in "
                          "overrides.csv"),
+    "E065-uncounted": Check("note", "", "the pages of the report were not counted", "count them"),
     "E070-late": Check("note", "", "Canvas calls the submission late", "decide; penalties.late_steps deducts"),
     "E071-older": Check("note", "", "older uploads of the same student, which do not count", ""),
     "E072-twice": Check("refuse", "", "several uploads claim one ID, and none is known to be the newest",

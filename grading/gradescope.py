@@ -54,7 +54,7 @@ apt-get install -y --no-install-recommends python3 python3-venv util-linux
 python3 -m venv /opt/autograder
 pip() {{ /opt/autograder/bin/pip install --no-cache-dir "$@"; }}
 pip {index}{torch}
-pip {others} requests importlib-metadata filelock
+pip {others} requests importlib-metadata filelock pypdf
 chmod -R go-rwx /autograder/source
 """
 RUN = """#!/usr/bin/env bash

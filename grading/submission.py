@@ -35,8 +35,8 @@ from grading.needs import DRIVER, MAPPINGS, Files, Package, check_needs, files_o
 from grading.outputs import (
     NO_SUBMISSION,
     OUTPUT,
+    check_report,
     check_text,
-    content_warnings,
     name_warnings,
     reports_among,
     right_name,
@@ -242,7 +242,7 @@ def _check_contents(archive: Archive, files: dict[str, ZipEntry], rules: Rules, 
         if is_text and raw:
             check_text(name, raw, rules, report)
         if is_report:
-            report.warnings += content_warnings(name, raw)
+            check_report(name, raw, report)
     report.problems += [damaged_entries(names, why) for why, names in damaged.items()]
     return bool(damaged)
 

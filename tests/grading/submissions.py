@@ -97,27 +97,18 @@ def only_problem(report, *words):
         assert word in report.problems[0], report.problems[0]
 
 
-def pdf_of(pages, kids_in_stream=False):
-    """A PDF with a page tree and so many empty pages."""
-    numbers = range(3, 3 + pages)
-    kids = b" ".join(b"%d 0 R" % number for number in numbers)
-    objects = {1: b"<< /Type /Catalog /Pages 2 0 R >>", 2: b"<< /Type /Pages /Count %d /Kids [%s] >>" % (pages, kids)}
-    objects |= {number: b"<< /Type /Page /Parent 2 0 R >>" for number in numbers}
-    if kids_in_stream:
-        return b"%PDF-1.5\n" + object_stream(objects) + b"trailer << /Root 1 0 R >>\n%%EOF\n"
-    body = b"".join(b"%d 0 obj\n%s\nendobj\n" % item for item in objects.items())
-    return b"%PDF-1.4\n" + body + b"trailer << /Root 1 0 R >>\n%%EOF\n"
-
-
-def object_stream(objects, data=None, **keys):
-    """Objects packed into one stream; `data` in place of it, further keys of its dictionary."""
-    texts = [text + b" " for text in objects.values()]
-    offsets = [sum(map(len, texts[:index])) for index in range(len(texts))]
-    head = b" ".join(b"%d %d" % pair for pair in zip(objects, offsets, strict=True)) + b" "
-    data = zlib.compress(head + b"".join(texts)) if data is None else data
-    words = {"N": len(objects), "First": len(head), "Filter": "/FlateDecode", "Length": len(data)} | keys
-    dictionary = " ".join(f"/{key} {value}" for key, value in words.items()).encode()
-    return b"90 0 obj\n<< /Type /ObjStm %s >>\nstream\n%s\nendstream\nendobj\n" % (dictionary, data)
+def pdf_of(pages):
+    """A PDF with a page tree, so many empty pages and the table of its objects."""
+    kids = b" ".join(b"%d 0 R" % number for number in range(3, 3 + pages))
+    objects = [b"<< /Type /Catalog /Pages 2 0 R >>", b"<< /Type /Pages /Count %d /Kids [%s] >>" % (pages, kids)]
+    objects += [b"<< /Type /Page /Parent 2 0 R >>"] * pages
+    raw, table = b"%PDF-1.4\n", b"0000000000 65535 f \n"
+    for number, text in enumerate(objects, 1):
+        table += b"%010d 00000 n \n" % len(raw)
+        raw += b"%d 0 obj\n%s\nendobj\n" % (number, text)
+    size = len(objects) + 1
+    end = b"trailer << /Root 1 0 R /Size %d >>\nstartxref\n%d\n%%%%EOF\n" % (size, len(raw))
+    return raw + b"xref\n0 %d\n%s" % (size, table) + end
 
 
 def change(folder, name, edit):

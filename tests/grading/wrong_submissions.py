@@ -285,6 +285,7 @@ WRONG = {
     "report-name": Case("E060-report-name", "flag", "A", put("report.pdf", pdf_of(2))),
     "report-no-pdf": Case("E061-report-pdf", "flag", "A", put("ID-report.pdf", b"PK\3\4 a document")),
     "report-pages": Case("E062-report-pages", "flag", "A", put("ID-report.pdf", pdf_of(4))),
+    "report-uncounted": Case("E065-uncounted", "note", "A", put("ID-report.pdf", b"%PDF-1.7\n")),
     "no-report": Case("E063-no-report", "flag", "A", with_advanced(drop("ID-report.pdf"))),
 }  # fmt: skip
 RIGHT = {
