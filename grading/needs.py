@@ -171,21 +171,15 @@ def parse(source: bytes) -> ast.AST:
     # Python's parser takes memory that grows with the square of a dotted name.
     if any(run.count(b".") > MAX_NAME for run in re.findall(rb"(?:[\w\x80-\xff.\t\f ]|\\\r?\n)+", source)):
         raise FormatError("line 1: not Python, or too deeply nested")
-    try:
-        return _parse(source)
-    except SyntaxError as error:
-        raise FormatError(f"line {error.lineno or 1}: not Python ({printable(error.msg)})") from None
-    except (ValueError, LookupError, MemoryError, RecursionError):
-        raise FormatError("line 1: not Python, or too deeply nested") from None
-
-
-def _parse(source: bytes) -> ast.AST:
-    """`ast.parse`, silently, and in a thread with a deep stack: Python 3.10 does not stop before its stack ends."""
-    size = threading.stack_size(128 << 20)
+    size = threading.stack_size(128 << 20)  # deep: Python 3.10 does not stop before its stack ends
     try:
         with warnings.catch_warnings(), ThreadPoolExecutor(1) as thread:
             warnings.simplefilter("ignore")
             return thread.submit(ast.parse, source).result()
+    except SyntaxError as error:
+        raise FormatError(f"line {error.lineno or 1}: not Python ({printable(error.msg)})") from None
+    except (ValueError, LookupError, MemoryError, RecursionError):
+        raise FormatError("line 1: not Python, or too deeply nested") from None
     finally:
         threading.stack_size(size)
 
@@ -343,21 +337,12 @@ def outermost(name: str, files: Files) -> str:
     return next((f"{folder}/" for folder in folders if not files.is_folder(folder)), name)
 
 
-@dataclass
-class AllNeeds:
-    """The needs of the required files, without which a submission cannot run; and those of its other scripts."""
+def find_needs(files: Files, edition: Edition, package: Package) -> tuple[Needs, Needs, list[str]]:
+    """Everything that is missing in a submission: imported modules, and files that its scripts and setup.sh read.
 
-    required: Needs
-    others: Needs
-    unread: list[str]
-
-    @property
-    def absent(self) -> dict[str, str]:
-        return self.required.absent | self.others.absent
-
-
-def find_needs(files: Files, edition: Edition, package: Package) -> AllNeeds:
-    """Everything that is missing in a submission: imported modules, and files that its scripts and setup.sh read."""
+    Returns the needs of the required files, without which it cannot run, those of its other scripts, and the files that
+    are too large to look into.
+    """
     follower = Follower(files, package)
     start = [name for name in edition.required if name.endswith(".py") and name in files]
     required = follower.follow(start)
@@ -373,7 +358,7 @@ def find_needs(files: Files, edition: Edition, package: Package) -> AllNeeds:
         others.absent.pop(name, None)
     others.absent = {name: place for name, place in others.absent.items() if name not in required.absent}
     others.libraries = {name: place for name, place in others.libraries.items() if name not in required.libraries}
-    return AllNeeds(required, others, follower.unread)
+    return required, others, follower.unread
 
 
 def _absent_requirements(files: Files, package: Package) -> Iterator[tuple[str, str]]:
@@ -413,10 +398,11 @@ def _text(files: Files, name: str) -> str:
 
 def check_needs(files: Files, edition: Edition, package: Package, report: Report) -> None:
     """Report a problem for a need of the required files, a warning for one of other scripts, such as graders."""
-    needs, packs = find_needs(files, edition, package), edition.packs_listed
+    required, others, unread = find_needs(files, edition, package)
+    packs = edition.packs_listed
     for each, messages, by, end, codes in (
-        (needs.required, report.problems, "", ", which cannot run without", REQUIRED_CODES),
-        (needs.others, report.warnings, " by other scripts", "", OTHER_CODES),
+        (required, report.problems, "", ", which cannot run without", REQUIRED_CODES),
+        (others, report.warnings, " by other scripts", "", OTHER_CODES),
     ):
         messages += [Message(fault, codes[0], fault.file) for fault in each.faults[:MAX_FAULTS]]
         if each.absent:
@@ -425,9 +411,9 @@ def check_needs(files: Files, edition: Edition, package: Package, report: Report
         if libraries := {name: place for name, place in each.libraries.items() if name not in edition.libraries}:
             what = "but neither in the submission nor among the libraries that the course's set-up installs"
             messages.append(Message(f"imported{by}, {what}: {_placed(libraries, MAX_LIBRARIES)}", codes[2]))
-    if needs.unread:
-        said = f"too large to look at what they import: {few(needs.unread)}"
-        report.warnings.append(Message(said, "E036-unread", needs.unread[0]))
+    if unread:
+        said = f"too large to look at what they import: {few(unread)}"
+        report.warnings.append(Message(said, "E036-unread", unread[0]))
 
 
 def _placed(names: dict[str, str], most: int | None) -> str:

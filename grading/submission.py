@@ -344,7 +344,8 @@ def _choose(folder: Path, edition: Edition, package: Package) -> tuple[dict[str,
 
 def _additions(files: dict[str, Path], edition: Edition, package: Package) -> tuple[dict[str, Path], set[str]]:
     """The package's files that some files need, directly or through others, and lack; and their names for a note."""
-    absent = {*find_needs(files_of(files), edition, package).absent, *_absent_mappings(files)}
+    required, others, _ = find_needs(files_of(files), edition, package)
+    absent = {*required.absent, *others.absent, *_absent_mappings(files)}
     added = {name: package.additions(name) for name in sorted(absent)}
     paths = {name: path for found in added.values() for name, path in found.items()}
     return paths, {name for name, found in added.items() if found}
