@@ -6,8 +6,9 @@
 The zip holds the assignment's own list of files and the files that these need to run (`engine/`, `grading/` and so on),
 from beside this script. Every tool must unpack it alike, and it must hold the modules that its modules import.
 
-Exit status: 0 no problem, perhaps warnings; 1 it was checked and is wrong (one line for each problem); 2 it could not
-be checked (bad usage, a missing file). Needs the standard library and `grading/` alone: it answers at once.
+Exit status: 0 nothing refused or deducted, perhaps flags and notes; 1 it was checked and is wrong (one line for each
+finding); 2 it could not be checked (bad usage, a missing file). Needs the standard library and `grading/` alone: it
+answers at once.
 
 For scripts: `check_zip` and `create_zip` return a `Report`; `assert_zip`, and the course's own `check_file` and
 `main`, raise `FormatError`, an `AssertionError`, on a wrong format.
@@ -35,6 +36,7 @@ from typing import Any
 
 from grading.archive import FormatError
 from grading.editions import ADVANCED, EDITIONS
+from grading.findings import SEVERITIES
 from grading.programs import GradingError, GradingParser, add_json, decimal_number, printable, run_told
 from grading.rules import Report, Rules
 from grading.submission import assert_zip, check_zip, create_zip
@@ -67,7 +69,7 @@ def megabytes(text: str) -> float:
 def get_args() -> argparse.Namespace:
     parser = GradingParser(
         description="Create the zip that is handed in from a folder, or check one. Nothing is unpacked or executed.",
-        epilog="Exit status: 0 no problem; 1 checked and wrong, one line for each problem; 2 it could not be checked.",
+        epilog="Exit status: 0 not wrong; 1 checked and wrong, one line for each finding; 2 it could not be checked.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28),
     )
     add, default = parser.add_argument, Rules()
@@ -82,7 +84,7 @@ def get_args() -> argparse.Namespace:
         help="largest sum of the unpacked files (default: 20 times the size limit, at most 500)")  # fmt: skip
     add("--id_pattern", metavar="REGEX", default=default.id_pattern, help="what an ID is (default: %(default)s)")
     add("--out", metavar="FILE.zip", help="the zip to write from DIR (default: ID.zip in the current folder)")
-    add("--force", action="store_true", help="write the zip of DIR although it has problems (the status is still 1)")
+    add("--force", action="store_true", help="write the zip of DIR although it is wrong (the status is still 1)")
     add_json(parser)
     return parser.parse_args()
 
@@ -123,5 +125,5 @@ def run(args: argparse.Namespace, told: dict[str, Any]) -> int:
     print(report)
     scores = {name: score._asdict() for name, score in report.scores.items()}
     told |= {"id": report.student_id, "files": report.files, "scores": scores}
-    told |= {"problems": report.problems, "warnings": report.warnings, "notes": report.notes}
-    return 1 if report.problems else 0
+    told["findings"] = [one.told() for severity in SEVERITIES for one in report.of(severity)]
+    return 1 if report.wrong else 0

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from grading.editions import Edition
-from grading.findings import Message
+from grading.findings import Finding
 from grading.programs import few, printable
 
 CAPACITY_LIMIT = 5_808_844_800_000  # operations of a training: six for each parameter, problem and epoch
@@ -59,7 +59,7 @@ def accuracy_of(problems: Iterable[str], texts: Iterable[str]) -> float:
     return sum(rights) / len(rights) if rights else 0.0
 
 
-def judge_experiments(experiments: Mapping[str, Experiment], unread: int = 0) -> Iterator[Message]:
+def judge_experiments(experiments: Mapping[str, Experiment], unread: int = 0) -> Iterator[Finding]:
     """What is wrong with the trained models of a submission, by the names of their folders.
 
     unread: how many others there are, which may miss problems.
@@ -67,19 +67,19 @@ def judge_experiments(experiments: Mapping[str, Experiment], unread: int = 0) ->
     best = experiments.get(BEST)
     large = [name for name, one in experiments.items() if one.capacity > CAPACITY_LIMIT * (1 + ROUNDED)]
     if large:
-        yield Message(f"trained with more than {CAPACITY_LIMIT:,} operations: {few(large)}", "E084-capacity")
+        yield Finding(f"trained with more than {CAPACITY_LIMIT:,} operations: {few(large)}", "E084-capacity")
     if best is not None and best.accuracy < SOLVED:
         said = f"{BEST} solves {best.accuracy:.2%} of drawn problems; all of the course's are asked for"
-        yield Message(said, "E082-addition")
+        yield Finding(said, "E082-addition")
     solved = {name: one.parameters for name, one in experiments.items() if one.accuracy >= SOLVED}
     smaller = [name for name, size in solved.items() if best is not None and size < best.parameters]
     if smaller:
         said = f"{BEST} has {best.parameters:,} parameters, and smaller models solve all: {few(smaller)}"
-        yield Message(said, "E085-ablations")
+        yield Finding(said, "E085-ablations")
     imperfect = sum(one.accuracy < 1.0 for name, one in experiments.items() if name != BEST)
     if imperfect + unread < FEWEST_IMPERFECT:
         said = f"{imperfect} ablations miss a problem; at least {FEWEST_IMPERFECT} are to"
-        yield Message(said, "E085-ablations")
+        yield Finding(said, "E085-ablations")
 
 
 def contradictions(one: Experiment, training: Mapping[str, Any], summary: Mapping[str, Any]) -> Iterator[str]:
@@ -104,16 +104,14 @@ def contradictions(one: Experiment, training: Mapping[str, Any], summary: Mappin
         yield f"training_config.json means {most:,} steps; the optimizer made {one.steps:,}"
 
 
-def folder_problems(files: Iterable[str], edition: Edition) -> list[str]:
+def check_folder(files: Iterable[str], edition: Edition) -> Iterator[Finding]:
     """What the folder of models lacks, by the names of a submission's files; nothing in other editions."""
-    found = []
     for top in edition.folders:
         below = [name.split("/") for name in files if name.startswith(f"{top}/")]
         with_model = {parts[1] for parts in below if len(parts) > 2 and parts[-1].endswith(".pth")}
         ablations = {name for name in with_model if ABLATION.fullmatch(name)}
         if BEST not in with_model:
-            found.append(f"{top}/{BEST}/ with its .pth file is missing")
+            yield Finding(f"{top}/{BEST}/ with its .pth file is missing", "E026-models")
         if len(ablations) < FEWEST_ABLATIONS:
             said = f"{top}/ has {len(ablations)} folders ablation_N with a .pth file"
-            found.append(f"{said}; {FEWEST_ABLATIONS} are asked for")
-    return found
+            yield Finding(f"{said}; {FEWEST_ABLATIONS} are asked for", "E026-models")

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from grading.findings import Message
+from grading.findings import Finding
 from grading.programs import few, printable
 
 MB = 1_000_000
@@ -292,7 +292,7 @@ def _damage(entry: ZipEntry) -> str | None:
     return None
 
 
-def archive_problems(archive: Archive, most_bytes: float) -> list[Message]:
+def archive_problems(archive: Archive, most_bytes: float) -> list[Finding]:
     """The reasons not to read an archive, by its headers alone: nothing has been unpacked yet."""
     refused, damaged = defaultdict(list), defaultdict(list)
     for entry in archive.entries:
@@ -300,21 +300,21 @@ def archive_problems(archive: Archive, most_bytes: float) -> list[Message]:
             refused[fault].append(entry.name)
         elif fault := _damage(entry):
             damaged[fault].append(entry.name)
-    problems = [Message(f"refused entries ({fault}): {few(names)}", "E004-entries") for fault, names in refused.items()]
+    problems = [Finding(f"refused entries ({fault}): {few(names)}", "E004-entries") for fault, names in refused.items()]
     problems += [damaged_entries(names, fault) for fault, names in damaged.items()]
     if not problems:
-        problems += [Message(said, "E004-entries") for said in _collisions(archive.entries)]
+        problems += [Finding(said, "E004-entries") for said in _collisions(archive.entries)]
     if not problems:
-        problems += [Message(said, "E004-entries") for said in _stray_bytes(archive)]
+        problems += [Finding(said, "E004-entries") for said in _stray_bytes(archive)]
     unpacked = sum(entry.central.file_size for entry in archive.entries)
     if unpacked > most_bytes:
         said = f"{unpacked / MB:.1f} MB when unpacked; the limit is {most_bytes / MB:g} MB"
-        problems.append(Message(said, "E003-unpacked", expected=int(most_bytes), got=unpacked))
+        problems.append(Finding(said, "E003-unpacked", expected=int(most_bytes), got=unpacked))
     return problems
 
 
-def damaged_entries(names: list[str], why: str) -> Message:
-    return Message(f"{few(names)} {'is' if len(names) == 1 else 'are'} damaged: {why}", "E005-damaged", min(names))
+def damaged_entries(names: list[str], why: str) -> Finding:
+    return Finding(f"{few(names)} {'is' if len(names) == 1 else 'are'} damaged: {why}", "E005-damaged", min(names))
 
 
 def _fold(name: str) -> str:

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from grading.archive import FormatError
 from grading.editions import LABEL_NAMES
-from grading.findings import Finding, Message, findings_of, rank
+from grading.findings import Finding, rank, with_severities
 from grading.intake import Submission, read_payload
 from grading.judge import (
     Executed,
@@ -147,7 +147,7 @@ def report_of(row: StudentRow, settings: Settings) -> str:
         lines += ["## Findings", ""]
     for one in row.findings:
         place = markdown(one.file) + (f" line {one.line}" if one.line else "") if one.file else ""
-        lines.append(f"- **{one.code}** ({one.severity}): {markdown(one.text)}")
+        lines.append(f"- **{one.code}** ({one.severity}): {markdown(one)}")
         details = (("where", place), ("expected", markdown(one.expected)), ("got", markdown(one.got)),
                    ("what to do", one.check.advice))  # fmt: skip
         lines += [f"  - {name}: {text}" for name, text in details if text]
@@ -210,7 +210,7 @@ def judge_one(job: Job) -> Judgement:
 
 
 def failed(why: str, settings: Settings) -> Judgement:
-    return Judgement(findings_of([Message(f"the checker failed: {why}", "E079-failed")], settings.severity))
+    return Judgement(with_severities([Finding(f"the checker failed: {why}", "E079-failed")], settings.severity))
 
 
 # -------------------------------------------------------------------------------------------------------------- state
@@ -240,7 +240,8 @@ def key_of(submission: Submission, around: bytes) -> str:
 
 
 def line_of(key: str, judgement: Judgement) -> str:
-    return json.dumps({"key": key, **asdict(judgement)}, ensure_ascii=True) + "\n"
+    findings = [one.told() for one in judgement.findings]
+    return json.dumps({"key": key, **asdict(judgement), "findings": findings}, ensure_ascii=True) + "\n"
 
 
 def read_state(path: Path) -> dict[str, Judgement]:
@@ -376,7 +377,7 @@ def rows_of(
     between, rows = compare_students(digests), []
     for one, judgement in judged:
         student = one.student
-        extra = findings_of([*one.messages, *between.get(student.student_id, [])], settings.severity)
+        extra = with_severities([*one.messages, *between.get(student.student_id, [])], settings.severity)
         findings = sorted([*extra, *(judgement.findings if judgement else [])], key=rank)
         grade = override(grade_of(findings, judgement, settings), student.student_id, overrides)
         file = printable(one.path.name) if one.path else ""

@@ -1,4 +1,4 @@
-"""The table of all checks of a submission, by their stable codes; a check's sentence (`Message`) and `Finding`.
+"""The table of all checks of a submission, by their stable codes, and `Finding`.
 
 `checks.md` in this folder is this table as a page.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 # refuse: it cannot be judged. deduct: it costs a part of the grade. flag: a person has to look, and the grade stays as
@@ -115,50 +114,53 @@ CHECKS = {
 }  # fmt: skip
 
 
-class Message(str):
-    """A sentence of a report, with the code of the check that it comes from and what else is known."""
+# The student's own check (`prepare_submit.py`, Gradescope) differs in these: the zip can still be made anew, accuracies
+# are graded by the grader's config, and gold labels are the grader's.
+OWN_CHECK = {"E006-backslash": "deduct", "E040-accuracy": "flag", "E045-no-data": "note"}
+
+
+class Finding(str):
+    """The sentence of a finding. code: of its check; "" for a note on how a zip was made. line: from 1; 0: none.
+
+    severity: of `SEVERITIES`; "" takes the table's.
+    """
 
     code: str
     file: str
     line: int
     expected: str
     got: str
+    severity: str
 
     def __new__(
-        cls, text: str, code: str = "", file: str = "", line: int = 0, expected: object = "", got: object = ""
-    ) -> Message:
+        cls, text: str, code: str = "", file: str = "", line: int = 0, expected: object = "", got: object = "",
+        severity: str = "",
+    ) -> Finding:  # fmt: skip
         self = super().__new__(cls, text)
         self.code, self.file, self.line, self.expected, self.got = code, file, line, str(expected), str(got)
+        self.severity = severity or (CHECKS[code].severity if code else "note")
         return self
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A message with its severity. line: from 1; 0 where there is none."""
-
-    code: str
-    severity: str
-    text: str
-    file: str = ""
-    line: int = 0
-    expected: str = ""
-    got: str = ""
 
     @property
     def check(self) -> Check:
         return CHECKS[self.code]
 
+    def with_severity(self, severities: Mapping[str, str]) -> Finding:
+        """The same with another severity, if its code is among these."""
+        severity = severities.get(self.code, "")
+        return Finding(self, self.code, self.file, self.line, self.expected, self.got, severity)
 
-def findings_of(messages: Iterable[Message], severities: Mapping[str, str]) -> list[Finding]:
-    """The findings of some messages, the severest first. severities: by code, where they differ from the table's."""
-    found = [
-        Finding(one.code, severities.get(one.code, CHECKS[one.code].severity), str(one), one.file, one.line,
-                one.expected, one.got)
-        for one in messages
-    ]  # fmt: skip
-    return sorted((each for each in found if each.severity != "off"), key=rank)
+    def told(self) -> dict[str, str | int]:
+        """Plain values, of which `Finding(**values)` makes it again."""
+        return {"text": str(self), **vars(self)}
+
+
+def with_severities(findings: Iterable[Finding], severities: Mapping[str, str]) -> list[Finding]:
+    """The findings, the severest first. severities: by code, where they differ from the table's."""
+    found = [one.with_severity(severities) for one in findings]
+    return sorted((one for one in found if one.severity != "off"), key=rank)
 
 
 def rank(finding: Finding) -> tuple:
     """What findings are sorted by."""
-    return SEVERITIES.index(finding.severity), finding.code, finding.file, finding.line, finding.text
+    return SEVERITIES.index(finding.severity), finding.code, finding.file, finding.line, str(finding)

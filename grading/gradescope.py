@@ -23,6 +23,7 @@ from typing import Any
 from grading.archive import FormatError, fixed_entry
 from grading.box import ADAMW, ROPE, Executed, run_checks
 from grading.editions import ACCURACY_BANDS, DEFAULT_EDITION, EDITIONS, LABEL_NAMES, reference_accuracies
+from grading.findings import SEVERITIES
 from grading.intake import read_payload
 from grading.programs import (
     ROOT,
@@ -139,15 +140,15 @@ def submitted(folder: Path, metadata: dict[str, Any]) -> tuple[Path, str]:
 def check_files(results: Results, report: Report) -> None:
     """The files and outputs, without what tells an accuracy on a test set; dev accuracies to the leaderboard."""
     said = [
-        f"{kind}: {one}"
-        for kind in ("problem", "warning")
-        for one in getattr(report, f"{kind}s")
+        f"{one.severity}: {one}"
+        for severity in SEVERITIES
+        for one in report.of(severity)
         if one.code not in ("E040-accuracy", "E041-high") or "-test-" not in one.file
     ]
     for data in LABEL_NAMES:
         found = [accuracy for name, accuracy in report.accuracies.items() if name.startswith(f"{data}-dev-")]
         results.leaderboard.append({"name": f"{data} dev accuracy", "value": round(max(found, default=0.0), 3)})
-    results.add("Files and outputs", not report.problems, POINTS["files"], said)
+    results.add("Files and outputs", not report.wrong, POINTS["files"], said)
 
 
 def check_accuracies(results: Results, report: Report, edition: str) -> None:

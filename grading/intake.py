@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grading.archive import MAX_ENTRIES, MB, FormatError, fixed_entry
-from grading.findings import Message
+from grading.findings import Finding
 from grading.programs import GradingError, few, printable, read_text
 from grading.rules import Rules
 from grading.settings import Settings
@@ -58,7 +58,7 @@ class Submission:
 
     student: RosterEntry
     path: Path | None = None
-    messages: list[Message] = field(default_factory=list)
+    messages: list[Finding] = field(default_factory=list)
 
 
 def read_upload(path: Path) -> Upload:
@@ -116,7 +116,7 @@ def find_submissions(folder: Path, settings: Settings) -> tuple[list[Submission]
             uploads.append(read_upload(path))
     rules = settings.rules()
     roster = read_roster(Path(settings.roster), rules) if settings.roster else None
-    claims: dict[RosterEntry, list[tuple[Upload, list[Message]]]] = defaultdict(list)
+    claims: dict[RosterEntry, list[tuple[Upload, list[Finding]]]] = defaultdict(list)
     unmatched = []
     for upload in uploads:
         student, said = _student_of(upload, roster, settings, rules)
@@ -127,7 +127,7 @@ def find_submissions(folder: Path, settings: Settings) -> tuple[list[Submission]
     found = [_newest(student, claimed) for student, claimed in _merge_cases(claims).items()]
     for student in roster or []:
         if student not in claims:
-            found.append(Submission(student, None, [Message("no upload of this student", "E074-absent")]))
+            found.append(Submission(student, None, [Finding("no upload of this student", "E074-absent")]))
     return sorted(found, key=lambda one: one.student.student_id) + unmatched, others
 
 
@@ -141,27 +141,27 @@ def _merge_cases(claims: dict) -> dict:
 
 def _student_of(
     upload: Upload, roster: list[RosterEntry] | None, settings: Settings, rules: Rules
-) -> tuple[RosterEntry | None, Message | None]:
+) -> tuple[RosterEntry | None, Finding | None]:
     """The student whose upload it is, with a remark; or None, and why not."""
     ids = list(filter(None, (_id_in(name, settings, rules) for name in upload.names)))
     shown = printable(upload.path.name)
     if roster is None:
         if ids:
             return RosterEntry(ids[-1]), None  # the name without what Canvas and browsers add
-        return None, Message(f"{shown}: its name holds no ID", "E073-unmatched", shown, 0, settings.id_pattern)
+        return None, Finding(f"{shown}: its name holds no ID", "E073-unmatched", shown, 0, settings.id_pattern)
     by_name = next((one for name in ids for one in roster if one.student_id == name), None)
     said = None
     if by_name is None:
         by_name = next((one for name in ids for one in roster if one.student_id.casefold() == name.casefold()), None)
         if by_name:
-            said = Message(f"{shown}: the ID is in another case", "E011-id-case", shown, 0, by_name.student_id, ids[0])
+            said = Finding(f"{shown}: the ID is in another case", "E011-id-case", shown, 0, by_name.student_id, ids[0])
     by_number = [one for one in roster if one.canvas_id and one.canvas_id == upload.user]
     if by_name and by_number and by_number != [by_name]:
         who = f"{by_name.student_id} by its name, {by_number[0].student_id} by its Canvas number"
-        return None, Message(f"{shown}: {who}", "E073-unmatched", shown)
+        return None, Finding(f"{shown}: {who}", "E073-unmatched", shown)
     student = by_name or (by_number[0] if len(by_number) == 1 else None)
     if student is None:
-        return None, Message(f"{shown}: no student of the roster", "E073-unmatched", shown, 0, "", few(ids))
+        return None, Finding(f"{shown}: no student of the roster", "E073-unmatched", shown, 0, "", few(ids))
     return student, said
 
 
@@ -176,19 +176,19 @@ def _id_in(name: str, settings: Settings, rules: Rules) -> str | None:
         return None
 
 
-def _newest(student: RosterEntry, claimed: list[tuple[Upload, list[Message]]]) -> Submission:
+def _newest(student: RosterEntry, claimed: list[tuple[Upload, list[Finding]]]) -> Submission:
     """The newest upload of a student, the others listed; none of them where nobody can say which it is."""
     claimed = sorted(claimed, key=lambda pair: (pair[0].order, pair[0].path.name))
     names = [printable(upload.path.name) for upload, _ in claimed]
     orders = {upload.order for upload, _ in claimed}
     if len(claimed) > 1 and (len({upload.user for upload, _ in claimed}) > 1 or len(orders) < len(claimed)):
         said = f"{len(claimed)} uploads claim the ID {student.student_id}: {', '.join(names)}"
-        return Submission(student, None, [Message(said, "E072-twice", names[0], 0, 1, len(claimed))])
+        return Submission(student, None, [Finding(said, "E072-twice", names[0], 0, 1, len(claimed))])
     upload, messages = claimed[-1]
     if names[:-1]:
-        messages.append(Message(f"older uploads, which do not count: {', '.join(names[:-1])}", "E071-older", names[0]))
+        messages.append(Finding(f"older uploads, which do not count: {', '.join(names[:-1])}", "E071-older", names[0]))
     if upload.is_late:
-        messages.append(Message("Canvas calls it late", "E070-late", names[-1]))
+        messages.append(Finding("Canvas calls it late", "E070-late", names[-1]))
     return Submission(student, upload.path, messages)
 
 

@@ -29,7 +29,7 @@ from grading.editions import (
     TEXTS,
     reference_accuracy,
 )
-from grading.findings import Finding, Message, findings_of
+from grading.findings import Finding, with_severities
 from grading.intake import Submission, read_payload, read_table
 from grading.needs import Files, Package
 from grading.outputs import OUTPUT, right_name
@@ -48,7 +48,7 @@ def reference_of(dataset: str, split: str, kind: str, settings: Settings) -> flo
     return settings.references.get(f"{dataset}-{split}-{kind}", usual)
 
 
-def check_results(report: Report, settings: Settings) -> Iterator[Message]:
+def check_results(report: Report, settings: Settings) -> Iterator[Finding]:
     """The findings about accuracies and labels of one submission."""
     edition = EDITIONS[settings.edition]
     is_published = (edition.norm, edition.attention) == (BUNDLED_NORM, "bidirectional")
@@ -64,27 +64,27 @@ def check_results(report: Report, settings: Settings) -> Iterator[Message]:
     for kind, names in base.items():
         if advanced and all(report.labels[a] == report.labels.get(b) for a, b in zip(advanced, names, strict=True)):
             said = f"the advanced outputs have the labels of the {kind} outputs"
-            yield Message(said, "E047-advanced-equal", advanced[0])
+            yield Finding(said, "E047-advanced-equal", advanced[0])
 
 
 def _check_accuracy(
     name: str, dataset: str, accuracy: float, reference: float | None, settings: Settings
-) -> Iterator[Message]:
+) -> Iterator[Finding]:
     limits = settings.thresholds
     band, copied = getattr(limits, dataset), getattr(limits, f"copied_{dataset}")
     if accuracy >= copied:
         said = f"{name}: accuracy {accuracy:.3f}"
-        yield Message(said, "E042-gold", name, 0, f"less than {copied:g}", f"{accuracy:.3f}")
+        yield Finding(said, "E042-gold", name, 0, f"less than {copied:g}", f"{accuracy:.3f}")
     elif reference is not None and round(abs(accuracy - reference), 3) > band:
         code = "E040-accuracy" if accuracy < reference else "E041-high"
         said = f"{name}: accuracy {accuracy:.3f}; the reference's is {reference:.3f}"
-        yield Message(said, code, name, 0, f"{reference - band:.3f} or more", f"{accuracy:.3f}")
+        yield Finding(said, code, name, 0, f"{reference - band:.3f} or more", f"{accuracy:.3f}")
 
 
-def _check_zero_shot(name: str, part: str, labels: Sequence[int]) -> Iterator[Message]:
+def _check_zero_shot(name: str, part: str, labels: Sequence[int]) -> Iterator[Finding]:
     accepted = PUBLISHED_LABELS[part]
     if len(labels) == sum(accepted[0].counts) and labels_digest(labels) not in {one.sha256 for one in accepted}:
-        yield Message(f"{name}: other labels than the published ones", "E046-zero-shot", name)
+        yield Finding(f"{name}: other labels than the published ones", "E046-zero-shot", name)
 
 
 def fine_tuned_digests(labels: Mapping[str, Sequence[int]], least: int) -> dict[str, str]:
@@ -96,7 +96,7 @@ def fine_tuned_digests(labels: Mapping[str, Sequence[int]], least: int) -> dict[
     }
 
 
-def compare_students(digests: Mapping[str, Mapping[str, str]]) -> dict[str, list[Message]]:
+def compare_students(digests: Mapping[str, Mapping[str, str]]) -> dict[str, list[Finding]]:
     """Findings by student: the same fine-tuned labels as another's. digests: `fine_tuned_digests` by student."""
     holders, messages = defaultdict(list), defaultdict(list)
     for student, columns in digests.items():
@@ -106,7 +106,7 @@ def compare_students(digests: Mapping[str, Mapping[str, str]]) -> dict[str, list
         code = "E048-same-labels" if name.startswith("sst") else "E049-same-cfimdb"
         for student in students if len(students) > 1 else []:
             others = few(set(students) - {student})
-            messages[student].append(Message(f"{name}: the same labels as {others}", code, name, 0, "", others))
+            messages[student].append(Finding(f"{name}: the same labels as {others}", code, name, 0, "", others))
     return messages
 
 
@@ -137,34 +137,34 @@ def known_words(folder: str) -> frozenset[str]:
     return frozenset(words)
 
 
-def check_texts(texts: Mapping[str, str], settings: Settings) -> Iterator[Message]:
+def check_texts(texts: Mapping[str, str], settings: Settings) -> Iterator[Finding]:
     """The findings about both texts."""
     low = TEXTS[0]
     if {*TEXTS} <= texts.keys() and continuation(texts[low]) == continuation(texts[TEXTS[1]]):
-        yield Message("both generated texts are equal", "E056-temperatures", TEXTS[1])
+        yield Finding("both generated texts are equal", "E056-temperatures", TEXTS[1])
     for name in TEXTS:
         if name in texts:
             yield from _check_words(name, continuation(texts[name]), name == low, settings)
     if low in texts:
         digest = hashlib.sha256(texts[low].strip().encode()).hexdigest()
         if digest == PUBLISHED_TEXTS["causal"] and EDITIONS[settings.edition].attention != "causal":
-            yield Message(f"{low}: the published text of the causal mask", "E058-causal", low)
+            yield Finding(f"{low}: the published text of the causal mask", "E058-causal", low)
 
 
-def _check_words(name: str, text: str, is_low: bool, settings: Settings) -> Iterator[Message]:
+def _check_words(name: str, text: str, is_low: bool, settings: Settings) -> Iterator[Finding]:
     """Too few words, repeated ones (temperature 0 alone), unknown ones: at temperature 1 only where it is no text."""
     words, limits = _WORD.findall(text.lower()), settings.thresholds
     if len(words) < limits.words:
         said = f"{name}: {len(words)} words after the prompt"
-        yield Message(said, "E054-short", name, 0, f"{limits.words} or more", len(words))
+        yield Finding(said, "E054-short", name, 0, f"{limits.words} or more", len(words))
         return
     if is_low and len(words) > 2 and (share := distinct_trigrams(words)) < limits.trigrams:
         said = f"{name}: of its trigrams of words, {share:.2f} are distinct"
-        yield Message(said, "E053-repetitive", name, 0, f"{limits.trigrams:g} or more", f"{share:.2f}")
+        yield Finding(said, "E053-repetitive", name, 0, f"{limits.trigrams:g} or more", f"{share:.2f}")
     known, least = known_words(settings.gold), limits.known_words * (1 if is_low else 0.5)
     if known and (share := sum(word in known for word in words) / len(words)) < least:
         said = f"{name}: of its words, {share:.2f} occur in the data sets"
-        yield Message(said, "E055-words", name, 0, f"{least:g} or more", f"{share:.2f}")
+        yield Finding(said, "E055-words", name, 0, f"{least:g} or more", f"{share:.2f}")
 
 
 # ------------------------------------------------------------------------------------------------------- one submission
@@ -226,7 +226,7 @@ def examine(path: Path, student_id: str, settings: Settings, run_code: RunCode |
     try:
         payload = read_payload(path, student_id)
     except FormatError as error:
-        judgement.findings = findings_of([Message(str(error), "E003-unpacked")], settings.severity)
+        judgement.findings = with_severities([Finding(str(error), "E003-unpacked")], settings.severity)
         return judgement
     report, files = look_into(payload, student_id, rules)
     messages = list(_refined(report, settings))
@@ -241,25 +241,25 @@ def examine(path: Path, student_id: str, settings: Settings, run_code: RunCode |
             judgement.parts = _run(files, settings.edition, run_code)
             messages += list(_failed(judgement.parts))
     if right_name(student_id) in report.files and any(name in report.files for name in ADVANCED):
-        messages.append(Message("advanced outputs and a report", "E064-a-plus", right_name(student_id)))
+        messages.append(Finding("advanced outputs and a report", "E064-a-plus", right_name(student_id)))
     judgement.scores = {name: tuple(score) for name, score in report.scores.items()}
-    judgement.findings = findings_of(messages, settings.severity)
+    judgement.findings = with_severities(messages, settings.severity)
     return judgement
 
 
-def _refined(report: Report, settings: Settings) -> Iterator[Message]:
+def _refined(report: Report, settings: Settings) -> Iterator[Finding]:
     """The report's messages: missing files one by one, accuracies left to `grading.judge` and its config."""
-    for message in (*report.problems, *report.warnings, *report.notes):
+    for message in report.findings:
         if message.code == "E012-missing":
             for name in EDITIONS[settings.edition].required:
                 if name not in report.files:
                     code = "E012-missing" if name.endswith(".py") else "E013-no-output"
-                    yield Message(f"missing: {with_hints([name], report.files)}", code, name)
+                    yield Finding(f"missing: {with_hints([name], report.files)}", code, name)
         elif message.code not in ("E040-accuracy", "E041-high"):
             yield message
 
 
-def _suspicious(files: Files, package: Package) -> Iterator[Message]:
+def _suspicious(files: Files, package: Package) -> Iterator[Finding]:
     """Files that stand in for libraries, and graders that are not the course's."""
     shadows = [
         name
@@ -268,10 +268,10 @@ def _suspicious(files: Files, package: Package) -> Iterator[Message]:
         if name.endswith(end) and name.removesuffix(end).partition(".")[0] in SHADOWING
     ]
     for name in sorted(shadows):
-        yield Message(f"{name} is imported in place of another module of that name", "E037-shadow", name)
+        yield Finding(f"{name} is imported in place of another module of that name", "E037-shadow", name)
     changed = sorted(name for name in files.sizes if not _is_handed_out(name, files, package))
     if changed:
-        yield Message(f"other than those handed out: {few(changed)}", "E038-checker", changed[0])
+        yield Finding(f"other than those handed out: {few(changed)}", "E038-checker", changed[0])
 
 
 def _is_handed_out(name: str, files: Files, package: Package) -> bool:
@@ -302,12 +302,12 @@ def _run(files: Files, edition: str, run_code: RunCode) -> list[Executed]:
         return run_code(Path(folder), edition)
 
 
-def _failed(parts: list[Executed]) -> Iterator[Message]:
+def _failed(parts: list[Executed]) -> Iterator[Finding]:
     """The failed parts; those that were not judged, as they need a failed one, only if there are no others."""
     failed = [part for part in parts if not part.passed]
     for part in [part for part in failed if not part.message.startswith("not judged")] or failed:
         code = "E081-import" if part.part.startswith("import") else "E080-part"
-        yield Message(f"{part.part}: {part.message}", part.code or code)
+        yield Finding(f"{part.part}: {part.message}", part.code or code)
 
 
 # --------------------------------------------------------------------------------------------- from findings to a grade
@@ -341,18 +341,18 @@ def grade_of(findings: Iterable[Finding], judgement: Judgement | None, settings:
     findings = list(findings)
     if judgement is None or not judgement.was_read or any(one.severity == "refuse" for one in findings):
         absent = any(one.code == "E074-absent" for one in findings)
-        return Grade("", ABSENT if absent else REFUSED, [one.text for one in findings if one.severity == "refuse"])
+        return Grade("", ABSENT if absent else REFUSED, [str(one) for one in findings if one.severity == "refuse"])
     letter, reasons = BEST, []
     deducted = [one for one in findings if one.severity == "deduct"]
     for one in deducted:
         if most := one.check.most:
             letter = max(letter, most, key=SCALE.index)
-            reasons.append(f"at most {most}: {one.text}")
+            reasons.append(f"at most {most}: {one}")
     form = [one for one in deducted if not one.check.most]
     late = any(one.code == "E070-late" for one in findings)
     if form and settings.penalties.format_steps:
         letter = lower(letter, settings.penalties.format_steps)
-        reasons.append(f"{settings.penalties.format_steps} step(s) down, once: {'; '.join(one.text for one in form)}")
+        reasons.append(f"{settings.penalties.format_steps} step(s) down, once: {'; '.join(form)}")
     if late and settings.penalties.late_steps:
         letter = lower(letter, settings.penalties.late_steps)
         reasons.append(f"{settings.penalties.late_steps} step(s) down: late")
@@ -368,7 +368,7 @@ def _open(findings: list[Finding], deducted: list[Finding], judgement: Judgement
     still_open.append("coherence of the text at temperature 0: read it")
     if any(one.check.most == "B" for one in deducted):
         still_open.append("B or below: how much of the code is missing or wrong")
-    still_open += [f"look at {one.code}: {one.text}" for one in findings if one.severity == "flag"]
+    still_open += [f"look at {one.code}: {one}" for one in findings if one.severity == "flag"]
     still_open += ["A+, if the report shows a gain" for one in findings if one.code == "E064-a-plus"]
     return still_open
 

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from grading.archive import MAX_NAME, MB, FormatError
 from grading.editions import ADAPTERS, ALLOWED, EDITIONS, LABEL_NAMES, Edition
-from grading.findings import Message
+from grading.findings import Finding
 from grading.programs import PARTS_FILE, ROOT, few, printable
 from grading.rules import Report
 
@@ -249,7 +249,7 @@ class Needs:
     does not install. faults: files that are not Python.
     """
 
-    faults: list[Message] = field(default_factory=list)
+    faults: list[Finding] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
     libraries: dict[str, str] = field(default_factory=dict)
 
@@ -276,7 +276,7 @@ class Follower:
                 imports = self._read(file, is_copy)
             except FormatError as error:
                 imports = []
-                needs.faults.append(Message(f"{printable(file)} {error}", "E034-python", file))
+                needs.faults.append(Finding(f"{printable(file)} {error}", "E034-python", file))
             self.imported[file, is_copy] = imports
             # A file that provides once for a package's absence has found out by then whether it is there.
             guarded = {each.top for each in imports if each.is_optional}
@@ -397,23 +397,22 @@ def _text(files: Files, name: str) -> str:
 
 
 def check_needs(files: Files, edition: Edition, package: Package, report: Report) -> None:
-    """Report a problem for a need of the required files, a warning for one of other scripts, such as graders."""
+    """Report what the required files need and do not have, and what other scripts do, such as graders."""
     required, others, unread = find_needs(files, edition, package)
-    packs = edition.packs_listed
-    for each, messages, by, end, codes in (
-        (required, report.problems, "", ", which cannot run without", REQUIRED_CODES),
-        (others, report.warnings, " by other scripts", "", OTHER_CODES),
+    for each, by, end, (fault, absent, library) in (
+        (required, "", ", which cannot run without", REQUIRED_CODES),
+        (others, " by other scripts", "", OTHER_CODES),
     ):
-        messages += [Message(fault, codes[0], fault.file) for fault in each.faults[:MAX_FAULTS]]
+        report.findings += [Finding(one, fault, one.file) for one in each.faults[:MAX_FAULTS]]
         if each.absent:
             said = f"imported or read{by} but not in the submission{end}: {_placed(each.absent, None)}"
-            (messages if packs else report.notes).append(Message(said, codes[1] if packs else OTHER_CODES[1]))
+            report.findings.append(Finding(said, absent if edition.packs_listed else OTHER_CODES[1]))
         if libraries := {name: place for name, place in each.libraries.items() if name not in edition.libraries}:
             what = "but neither in the submission nor among the libraries that the course's set-up installs"
-            messages.append(Message(f"imported{by}, {what}: {_placed(libraries, MAX_LIBRARIES)}", codes[2]))
+            report.findings.append(Finding(f"imported{by}, {what}: {_placed(libraries, MAX_LIBRARIES)}", library))
     if unread:
         said = f"too large to look at what they import: {few(unread)}"
-        report.warnings.append(Message(said, "E036-unread", unread[0]))
+        report.findings.append(Finding(said, "E036-unread", unread[0]))
 
 
 def _placed(names: dict[str, str], most: int | None) -> str:

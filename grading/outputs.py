@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from grading.editions import ACCURACY_BANDS, LABEL_NAMES, OUTPUT_KINDS, TEXT_PROMPT, reference_accuracy
-from grading.findings import Message
+from grading.findings import Finding
 from grading.programs import (
     LabelledLine,
     create_data,
@@ -39,17 +39,17 @@ def check_text(name: str, raw: bytes, rules: Rules, report: Report) -> None:
     if text is None:
         return
     if not text.strip():
-        report.problems.append(Message(f"{name} holds nothing but white space", "E019-empty", name))
+        report.findings.append(Finding(f"{name} holds nothing but white space", "E019-empty", name))
     elif text.count("\n") > MAX_LINES:
         said = f"{name} has {text.count(chr(10))} lines, too many for an output file"
-        report.problems.append(Message(said, "E020-text", name))
+        report.findings.append(Finding(said, "E020-text", name))
     elif match := OUTPUT.fullmatch(name):
         _check_output(name, *match.groups(), text.removesuffix("\n").split("\n"), rules, report)
     else:
         report.texts[name] = text
         if not " ".join(text.split()).startswith(TEXT_PROMPT):
             said = f"{name} does not begin with the assignment's prompt: {TEXT_PROMPT}"
-            report.warnings.append(Message(said, "E050-no-prompt", name, 1, TEXT_PROMPT, text[:100]))
+            report.findings.append(Finding(said, "E050-no-prompt", name, 1, TEXT_PROMPT, text[:100]))
 
 
 def _decode(name: str, raw: bytes, report: Report) -> str | None:
@@ -65,11 +65,11 @@ def _decode(name: str, raw: bytes, report: Report) -> str | None:
         line = raw.count(b"\n", 0, error.start) + 1
         is_wide = raw[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
         if OUTPUT.fullmatch(name) or (re.search(rb"[\0-\x08\x0e-\x1f\x7f]", raw) and not is_wide):
-            report.problems.append(Message(f"{name} line {line}: not UTF-8 text", "E020-text", name, line))
+            report.findings.append(Finding(f"{name} line {line}: not UTF-8 text", "E020-text", name, line))
             return None
         encoding = "UTF-16" if is_wide else "a code page of Windows"
         said = f"{name} line {line}: not UTF-8 text; read as text in {encoding}"
-        report.notes.append(Message(said, "E057-code-page", name, line))
+        report.findings.append(Finding(said, "E057-code-page", name, line))
         text = raw.decode("utf-16" if is_wide else "cp1252", "replace")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
@@ -88,35 +88,35 @@ def _check_output(
     rows = [_read_line(line) for line in lines]
     if _are_of_films(rows, split):
         said = f"{name}: its sentences are those of films-{split}.txt: {NO_SUBMISSION}"
-        report.problems.append(Message(said, "E018-misnamed", name))
+        report.findings.append(Finding(said, "E018-misnamed", name))
         return
     label_names = rules.label_names(dataset)
     labels = range(len(label_names))
-    _flag(report.problems, "E015-format", name, "not 'LABEL ||| sentence'", [row is None for row in rows])
+    _flag(report.findings, "E015-format", name, "not 'LABEL ||| sentence'", [row is None for row in rows])
     outside = [row is not None and row.label not in labels for row in rows]
-    _flag(report.problems, "E016-label", name, f"label outside 0..{len(labels) - 1}", outside)
+    _flag(report.findings, "E016-label", name, f"label outside 0..{len(labels) - 1}", outside)
     if len(rows) > 1 and None not in rows and len({row.label for row in rows}) == 1:
-        report.warnings.append(Message(f"{name}: every line has the same label", "E043-constant", name))
+        report.findings.append(Finding(f"{name}: every line has the same label", "E043-constant", name))
     prompt = f" {prompt_suffix(label_names)}".rstrip()  # its last space goes with the line's end
     is_prompted = all(row and row.sentence.endswith(prompt) for row in rows)
     if is_prompted and kind in ("finetuning", "lora"):
         said = f"{name}: every sentence ends in the course's prompt: a prompting output, misnamed"
-        report.problems.append(Message(said, "E018-misnamed", name))
+        report.findings.append(Finding(said, "E018-misnamed", name))
         kind = "prompting"
     path = rules.find(f"{dataset}-{split}.txt")
     if path is None:
         said = f"no {dataset}-{split}.txt here: its outputs are not compared with the data (give --data DIR)"
-        report.notes += [Message(said, "E045-no-data")] if said not in report.notes else []
+        report.findings += [Finding(said, "E045-no-data")] if said not in report.findings else []
         return
     data = create_data(path, is_test=True)  # any split may have its labels withheld
     if len(rows) != len(data):
         said = f"{name}: {len(rows)} lines, but {path.name} has {len(data)}"
-        report.problems.append(Message(said, "E014-lines", name, min(len(rows), len(data)) + 1, len(data), len(rows)))
+        report.findings.append(Finding(said, "E014-lines", name, min(len(rows), len(data)) + 1, len(data), len(rows)))
     _compare(name, kind, rows, data, prompt, report)
     if len(rows) == len(data) and None not in rows:
         report.scores[name], report.labels[name] = _score(rows, data), [row.label for row in rows]
         reference = reference_accuracy(rules.edition, dataset, split, kind)
-        report.warnings += _outside_band(name, dataset, reference, report.scores[name])
+        report.findings += _outside_band(name, dataset, reference, report.scores[name])
 
 
 def _outside_band(name: str, dataset: str, reference: float | None, score: Score) -> list[str]:
@@ -126,7 +126,7 @@ def _outside_band(name: str, dataset: str, reference: float | None, score: Score
         return []
     said = f"{name}: accuracy {accuracy:.3f}; the reference's is {reference:.3f}, and {band:g} around it is asked for"
     code = "E040-accuracy" if accuracy < reference else "E041-high"
-    return [Message(said, code, name, 0, f"{reference:.3f}", f"{accuracy:.3f}")]
+    return [Finding(said, code, name, 0, f"{reference:.3f}", f"{accuracy:.3f}")]
 
 
 def _are_of_films(rows: list[LabelledLine | None], split: str) -> bool:
@@ -136,11 +136,11 @@ def _are_of_films(rows: list[LabelledLine | None], split: str) -> bool:
     return 2 * sum(row is not None and row.sentence.startswith(film.sentence) for row, film in pairs) > len(pairs)
 
 
-def _flag(messages: list[str], code: str, name: str, what: str, bad: list[bool]) -> None:
+def _flag(findings: list[Finding], code: str, name: str, what: str, bad: list[bool]) -> None:
     """Add one message for all bad lines: the first one's number, and how many there are."""
     if any(bad):
         line, more = bad.index(True) + 1, f" (and {sum(bad) - 1} more lines)" if sum(bad) > 1 else ""
-        messages.append(Message(f"{name} line {line}: {what}{more}", code, name, line))
+        findings.append(Finding(f"{name} line {line}: {what}{more}", code, name, line))
 
 
 def _compare(
@@ -150,14 +150,14 @@ def _compare(
     same = {"advanced": str.__contains__, "prompting": str.startswith}.get(kind, str.__eq__)
     pairs = list(zip(rows, data, strict=False))
     strange = [row is not None and not same(row.sentence, gold.sentence) for row, gold in pairs]
-    _flag(report.problems, "E017-sentence", name, "not the sentence of the data file's same line", strange)
+    _flag(report.findings, "E017-sentence", name, "not the sentence of the data file's same line", strange)
     if kind == "prompting" and not any(strange):
         if all(row and row.sentence == gold.sentence for row, gold in pairs):
             said = f"{name}: no sentence has a prompt after it: a finetuning output, misnamed"
-            report.problems.append(Message(said, "E018-misnamed", name))
+            report.findings.append(Finding(said, "E018-misnamed", name))
             return
         other = [row is not None and row.sentence != gold.sentence + prompt for row, gold in pairs]
-        _flag(report.warnings, "E044-prompt", name, "another prompt than the course's after the sentence", other)
+        _flag(report.findings, "E044-prompt", name, "another prompt than the course's after the sentence", other)
 
 
 def _score(rows: list[LabelledLine], data: list[LabelledLine]) -> Score:
@@ -201,29 +201,29 @@ def reports_among(names: Iterable[str], student_id: str) -> list[str]:
     return [name for name in names if _LIKE_A_REPORT.fullmatch(name.rsplit("/", 1)[-1])][:MAX_REPORTS]
 
 
-def name_warnings(names: Iterable[str], student_id: str) -> list[Message]:
+def name_warnings(names: Iterable[str], student_id: str) -> list[Finding]:
     """A warning if files may be meant as the report and none of them has its name."""
     found, right = reports_among(names, student_id), right_name(student_id)
     if not found or found == [right]:
         return []
     said = f"{few(found)}: the report, if one is handed in, is called {right} and lies in the top folder"
-    return [Message(said, "E060-report-name", found[0], expected=right)]
+    return [Finding(said, "E060-report-name", found[0], expected=right)]
 
 
 def check_report(name: str, raw: bytes, report: Report) -> None:
     """Warn if the file is no PDF, or has too many pages; a note if they were not counted."""
     if HEADER not in raw[:HEADER_WITHIN]:
         said = f"{name} is not a PDF file: it does not begin with {HEADER.decode()}"
-        report.warnings.append(Message(said, "E061-report-pdf", name))
+        report.findings.append(Finding(said, "E061-report-pdf", name))
         return
     try:
         pages = count_pages(raw)
     except Uncountable as error:
-        report.notes.append(Message(f"{name}: its pages were not counted: {error}", "E065-uncounted", name))
+        report.findings.append(Finding(f"{name}: its pages were not counted: {error}", "E065-uncounted", name))
         return
     if pages > MAX_PAGES:
         said = f"{name} has {pages} pages; a report has at most {MAX_PAGES}"
-        report.warnings.append(Message(said, "E062-report-pages", name, 0, MAX_PAGES, pages))
+        report.findings.append(Finding(said, "E062-report-pages", name, 0, MAX_PAGES, pages))
 
 
 def can_count_pages() -> bool:

@@ -1,9 +1,10 @@
-"""The rules of a check of a submission (`Rules`), and its findings (`Report`)."""
+"""The rules of a check of a submission (`Rules`), and what was found (`Report`)."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import NamedTuple
 
 from grading.archive import MB, FormatError, name_fault
 from grading.editions import DEFAULT_EDITION, EDITIONS, LABEL_NAMES
-from grading.findings import Message
+from grading.findings import OWN_CHECK, SEVERITIES, Finding
 from grading.programs import GradingError, find_asset, printable, read_label_names
 
+WRONG = ("refuse", "deduct")  # the severities that a zip is not written with
+NO_FAULT = ("", "E025-optional")  # codes of notes that stand in the report of a fine submission, too
 MAX_ID = 100  # letters
 MAX_UNPACKED = 500 * MB
 
@@ -28,21 +31,28 @@ class Score(NamedTuple):
 
 @dataclass
 class Report:
-    """The findings of a check, each a `Message` of grading.findings, but for notes on how a zip was made.
+    """What a check has found. findings: in the order in which they were found, with the table's severities.
 
     files: names relative to the top folder. texts: the generated texts, decoded. labels: of each output file whose
     lines all have the form, in order. is_written: the zip that was checked has been made from a folder and written.
     """
 
     student_id: str
-    problems: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     scores: dict[str, Score] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     labels: dict[str, list[int]] = field(default_factory=dict)
     is_written: bool = False
+
+    def of(self, *severities: str) -> list[Finding]:
+        """The findings that have these severities in the student's own check, in order."""
+        return [one for one in (each.with_severity(OWN_CHECK) for each in self.findings) if one.severity in severities]
+
+    @property
+    def wrong(self) -> list[Finding]:
+        """The findings that cost a part of the grade, or all of it."""
+        return self.of(*WRONG)
 
     @property
     def accuracies(self) -> dict[str, float]:
@@ -50,9 +60,9 @@ class Report:
         return {name: score.accuracy for name, score in self.scores.items() if score.accuracy is not None}
 
     def raise_if_wrong(self) -> None:
-        """Raise `FormatError` with every problem in its message, if there are any."""
-        if self.problems:
-            raise FormatError("; ".join(self.problems))
+        """Raise `FormatError` with all that is wrong in its message, if there is anything."""
+        if self.wrong:
+            raise FormatError("; ".join(self.wrong))
 
     def __str__(self) -> str:
         lines = [f"{self.student_id}: {len(self.files)} files"]
@@ -61,22 +71,18 @@ class Report:
         for name, (count, accuracy, majority) in self.scores.items():
             numbers = "  no gold labels" if accuracy is None else f"{accuracy:>10.3f}{majority:>10.3f}"
             lines.append(f"{name:<36}{count:>6}{numbers}")
-        for kind, messages in (("note", self.notes), ("warning", self.warnings), ("problem", self.problems)):
-            lines += [f"{kind}: {message}" for message in messages]
+        for severity in reversed(SEVERITIES):
+            lines += [f"{severity}: {one}" for one in self.of(severity)]
         return "\n".join([*lines, self.verdict])
 
     @property
     def verdict(self) -> str:
-        """The last line of the report: "fine" is only a submission without problems and warnings."""
-        if self.problems:
-            return f"{_counted(self.problems, 'problem')} found"
-        if not self.warnings:
+        """The last line of the report: "fine" is only a submission in which checks have found nothing."""
+        found = Counter(one.severity for one in self.of(*SEVERITIES) if one.code not in NO_FAULT)
+        if not found:
             return "the submission is fine"
-        return f"{'created' if self.is_written else 'checked'}, with {_counted(self.warnings, 'warning')}"
-
-
-def _counted(messages: list[str], word: str) -> str:
-    return f"{len(messages)} {word}{'s' * (len(messages) != 1)}"
+        done = "wrong" if self.wrong else "created" if self.is_written else "checked"
+        return f"{done}: {', '.join(f'{severity} {found[severity]}' for severity in SEVERITIES if severity in found)}"
 
 
 @dataclass(frozen=True)
@@ -108,9 +114,9 @@ class Rules:
     def max_unpacked_bytes(self) -> float:
         return self.max_unpacked * MB if self.max_unpacked else min(20 * self.max_bytes, MAX_UNPACKED)
 
-    def too_large(self, size: int) -> Message:
+    def too_large(self, size: int) -> Finding:
         said = f"the zip is {size / MB:.2f} MB; the limit is {self.size_limit:g} MB"
-        return Message(said, "E002-size", expected=int(self.max_bytes), got=size)
+        return Finding(said, "E002-size", expected=int(self.max_bytes), got=size)
 
     def clean_id(self, student_id: str) -> str:
         """The ID without spaces around it. Raises `GradingError` unless it fits the pattern and is a folder name."""

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from grading.addition import folder_problems
+from grading.addition import check_folder
 from grading.archive import (
     FINDER_ICON,
     MAX_ENTRIES,
@@ -30,7 +30,7 @@ from grading.archive import (
     read_entry,
 )
 from grading.editions import ADVANCED, EDITIONS, OUTPUT_KINDS, TEXTS, Edition
-from grading.findings import Message
+from grading.findings import Finding
 from grading.needs import DRIVER, MAPPINGS, Files, Package, check_needs, files_of, find_needs, is_carried, outermost
 from grading.outputs import (
     NO_SUBMISSION,
@@ -71,26 +71,26 @@ def _ignored(name: str) -> bool:
 
 
 def enter_top_folder(entries: list[ZipEntry], report: Report, edition: Edition) -> dict[str, ZipEntry]:
-    """The files by their name below the top folder. A problem unless there is one top folder, named by the ID."""
+    """The files by their name below the top folder. A finding unless there is one top folder, named by the ID."""
     entries = [entry for entry in entries if not _ignored(entry.name)]
     loose = {entry.name for entry in entries if "/" not in entry.name}
     tops = {entry.name.split("/", 1)[0] for entry in entries} - loose
     if loose:
         said = f"outside the top folder {report.student_id}/: {few(loose)}"
-        report.problems.append(Message(said, "E010-folder", min(loose)))
+        report.findings.append(Finding(said, "E010-folder", min(loose)))
     if len(tops) > 1:
         said = f"there must be one top folder, named by the ID; found {len(tops)}: {few(tops)}"
-        report.problems.append(Message(said, "E010-folder", "", 0, 1, len(tops)))
+        report.findings.append(Finding(said, "E010-folder", "", 0, 1, len(tops)))
     elif tops and tops != {report.student_id}:
         is_spelling = {name.casefold() for name in tops} == {report.student_id.casefold()}
         said = f"{edition.id_name} mismatch: the top folder is {few(tops)}, the ID is {report.student_id}"
         if is_spelling:
             said = f"{said} (upper and lower case differ)"
-            report.warnings.append(Message(said, "E011-id-case", "", 0, report.student_id, min(tops)))
+            report.findings.append(Finding(said, "E011-id-case", "", 0, report.student_id, min(tops)))
         else:
-            report.problems.append(Message(said, "E010-folder", "", 0, report.student_id, min(tops)))
+            report.findings.append(Finding(said, "E010-folder", "", 0, report.student_id, min(tops)))
     elif not entries:
-        report.problems.append(Message("the archive is empty", "E001-zip"))
+        report.findings.append(Finding("the archive is empty", "E001-zip"))
     # Names are judged below the ID's folder; without any folder as they lie, or every file would be called missing.
     top = f"{report.student_id if report.student_id in tops else min(tops)}/" if tops else ""
     inside = [entry for entry in entries if entry.name.startswith(top) and not entry.is_folder]
@@ -98,7 +98,7 @@ def enter_top_folder(entries: list[ZipEntry], report: Report, edition: Edition) 
 
 
 def _enter_deeper_folder(files: dict[str, ZipEntry], report: Report, edition: Edition) -> dict[str, ZipEntry]:
-    """The files below the folder that holds the required ones. A problem if that is not the top folder."""
+    """The files below the folder that holds the required ones. A finding if that is not the top folder."""
     found = Counter(folder for folder, _, base in (name.rpartition("/") for name in files) if base in edition.required)
     if not found or "" in found:
         return files
@@ -107,7 +107,7 @@ def _enter_deeper_folder(files: dict[str, ZipEntry], report: Report, edition: Ed
     example = next(name for name in edition.required if name in inside)
     found = f"files must lie directly in the top folder: there is {printable(folder + example)}"
     said = f"{found}; move all that is in {printable(folder)} up into {report.student_id}/"
-    report.problems.append(Message(said, "E010-folder", folder + example, 0, example))
+    report.findings.append(Finding(said, "E010-folder", folder + example, 0, example))
     return inside
 
 
@@ -115,31 +115,29 @@ def check_names(files: dict[str, ZipEntry], edition: Edition, report: Report) ->
     """Report required and optional files that are absent, empty ones, and files that do not belong there."""
     if missing := [name for name in edition.required if name not in files]:
         said = f"required files are missing: {with_hints(missing, files)}"
-        report.problems.append(Message(said, "E012-missing"))
+        report.findings.append(Finding(said, "E012-missing"))
     present = [name for name in ADVANCED if name in files]
     _check_pairs(files, present, report)
-    if empty := [
-        name for name in (*edition.required, *present) if name in files and files[name].central.file_size == 0
-    ]:
-        report.problems.append(Message(f"empty files: {few(empty)}", "E019-empty", min(empty)))
-    report.problems += [Message(said, "E026-models") for said in folder_problems(files, edition)]
+    given = [name for name in (*edition.required, *present) if name in files]
+    if empty := [name for name in given if files[name].central.file_size == 0]:
+        report.findings.append(Finding(f"empty files: {few(empty)}", "E019-empty", min(empty)))
+    report.findings += check_folder(files, edition)
     if foreign := [name for name in files if is_foreign(name, edition)]:
         said = f"checkpoints, environments and .git do not belong in a submission: {few(foreign)}"
-        report.problems.append(Message(said, "E022-foreign", min(foreign)))
+        report.findings.append(Finding(said, "E022-foreign", min(foreign)))
     if clutter := [name for name in files if any(map(CLUTTER.match, name.split("/")))]:
         said = f"caches and archives do not belong in a submission: {few(clutter)}"
-        report.warnings.append(Message(said, "E023-clutter", min(clutter)))
+        report.findings.append(Finding(said, "E023-clutter", min(clutter)))
     if unlisted := [name for name in edition.listed if name not in files]:
         said = f"in the course's list of files but absent: {few(unlisted, len(unlisted))}"
-        told = report.warnings if edition.packs_listed else report.notes
-        told.append(Message(said, "E024-unlisted"))
+        report.findings.append(Finding(said, "E024-unlisted"))
     if misnamed := name_warnings(files, report.student_id):
-        report.warnings += misnamed
+        report.findings += misnamed
     elif present and right_name(report.student_id) not in files:
         said = f"advanced outputs without {right_name(report.student_id)}: describe the method there"
-        report.warnings.append(Message(said, "E063-no-report", right_name(report.student_id)))
+        report.findings.append(Finding(said, "E063-no-report", right_name(report.student_id)))
     if absent := [name for name in edition.optional if name not in files]:
-        report.notes.append(Message(f"optional and absent: {few(absent)}", "E025-optional"))
+        report.findings.append(Finding(f"optional and absent: {few(absent)}", "E025-optional"))
 
 
 def _check_pairs(files: dict[str, ZipEntry], present: list[str], report: Report) -> None:
@@ -148,7 +146,7 @@ def _check_pairs(files: dict[str, ZipEntry], present: list[str], report: Report)
     begun = {datasets[name] for name in present}
     if absent := [name for name in ADVANCED if name not in files and datasets[name] in begun]:
         said = f"of the advanced outputs of one data set only one is here; missing: {with_hints(absent, files)}"
-        report.warnings.append(Message(said, "E021-advanced", "", 0, len(present) + len(absent), len(present)))
+        report.findings.append(Finding(said, "E021-advanced", "", 0, len(present) + len(absent), len(present)))
 
 
 def warn_of_upper_case(path: Path, report: Report, rules: Rules) -> None:
@@ -165,7 +163,7 @@ def warn_of_upper_case(path: Path, report: Report, rules: Rules) -> None:
     found = [f"{where}{printable(name)}" for where, name in places.items() if name != name.lower()]
     if found:
         said = f"{id_name} in upper case: {', '.join(found)}; write {right}, in lower case"
-        report.warnings.append(Message(said, "E011-id-case", "", 0, right, report.student_id))
+        report.findings.append(Finding(said, "E011-id-case", "", 0, right, report.student_id))
 
 
 def with_hints(missing: Iterable[str], files: Iterable[str]) -> str:
@@ -201,13 +199,13 @@ def look_into(payload: bytes, student_id: str, rules: Rules) -> tuple[Report, Fi
     try:
         archive = read_archive(payload)
     except FormatError as error:
-        report.problems.append(Message(str(error), "E001-zip"))
+        report.findings.append(Finding(str(error), "E001-zip"))
         return report, None
     if archive.has_backslashes:
         said = "backslashes between folders and names, which Linux takes for letters: the zip of Windows PowerShell?"
-        report.problems.append(Message(said, "E006-backslash"))
+        report.findings.append(Finding(said, "E006-backslash"))
     refused = archive_problems(archive, rules.max_unpacked_bytes)
-    report.problems += refused
+    report.findings += refused
     entries = enter_top_folder(archive.entries, report, edition)
     report.files = sorted(entries)
     check_names(entries, edition, report)
@@ -232,7 +230,7 @@ def _check_contents(archive: Archive, files: dict[str, ZipEntry], rules: Rules, 
         is_report = entry.name in judged and name in reports and entry.central.file_size <= rules.max_bytes
         if is_text and entry.central.file_size > min(rules.max_bytes, MAX_OUTPUT):
             said = f"{name}: {entry.central.file_size / MB:.1f} MB is too large for an output file"
-            report.problems.append(Message(said, "E020-text", name, got=entry.central.file_size))
+            report.findings.append(Finding(said, "E020-text", name, got=entry.central.file_size))
             continue
         try:
             raw = read_entry(archive, entry, keep=is_text or is_report)
@@ -243,14 +241,14 @@ def _check_contents(archive: Archive, files: dict[str, ZipEntry], rules: Rules, 
             check_text(name, raw, rules, report)
         if is_report:
             check_report(name, raw, report)
-    report.problems += [damaged_entries(names, why) for why, names in damaged.items()]
+    report.findings += [damaged_entries(names, why) for why, names in damaged.items()]
     return bool(damaged)
 
 
 def check_zip(path: str | os.PathLike, student_id: str, **rules) -> Report:
     """Check a zip; keywords are the fields of `Rules`. Nothing is written.
 
-    A damaged zip is a problem in the report. Raises `GradingError` if `path` is not a file, for a bad ID or rule, and
+    A damaged zip is a finding in the report. Raises `GradingError` if `path` is not a file, for a bad ID or rule, and
     for broken data files of the caller's; `OSError` if the file cannot be read.
     """
     checked = Rules(**rules)
@@ -267,7 +265,7 @@ def check_zip(path: str | os.PathLike, student_id: str, **rules) -> Report:
 
 
 def assert_zip(path: str | os.PathLike, student_id: str, **rules) -> Report:
-    """`check_zip`, but raises `FormatError` if there is a problem."""
+    """`check_zip`, but raises `FormatError` if it is wrong."""
     report = check_zip(path, student_id, **rules)
     report.raise_if_wrong()
     return report
@@ -304,22 +302,22 @@ def create_zip(
     if len(files) > MAX_ENTRIES or sum(sizes.values()) > checked.max_unpacked_bytes:
         what = f"{printable(folder)} holds {len(files)} files of {sum(sizes.values()) / MB:.1f} MB"
         said = f"{what}, too much for a submission; the largest: {_largest(sizes)}"
-        return Report(student_id, [Message(said, "E003-unpacked")])
+        return Report(student_id, [Finding(said, "E003-unpacked")])
     payload = _pack(files, student_id)
     report = check_bytes(payload, student_id, checked)
-    report.notes += notes
+    report.findings += map(Finding, notes)
     warn_of_upper_case(out, report, checked)
     if len(payload) > checked.max_bytes:
         said = f"{checked.too_large(len(payload))}; the largest files: {_largest(sizes)}"
-        report.problems.append(Message(said, "E002-size"))
-    if force or not report.problems:
+        report.findings.append(Finding(said, "E002-size"))
+    if force or not report.wrong:
         with atomic_write(out) as file:
             file.write(payload)
         report.is_written = True
-        report.notes.append(f"wrote {printable(out)} ({len(payload) / MB:.2f} MB)")
+        report.findings.append(Finding(f"wrote {printable(out)} ({len(payload) / MB:.2f} MB)"))
     else:
         earlier = "; the one that lies there is an earlier one" if out.exists() else ""
-        report.notes.append(f"{printable(out)} was not written{earlier}")
+        report.findings.append(Finding(f"{printable(out)} was not written{earlier}"))
     return report
 
 

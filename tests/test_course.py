@@ -32,7 +32,7 @@ def read_by_checker(path: Path) -> list[Example]:
     outputs.check_text(name, path.read_bytes(), rules.Rules(data_dir=path.parent), report)
     data = outputs.create_data(path, is_test=True)
     labels = [row.label for row in data]
-    assert [("outside 0..1" in problem) for problem in report.problems] == [True] * (min(labels) < 0)
+    assert [("outside 0..1" in problem) for problem in report.wrong] == [True] * (min(labels) < 0)
     gold = (1.0, majority_accuracy(labels)) if has_gold_labels(labels) else (None, None)
     assert report.scores[name] == (len(data), *gold)
     return data

@@ -71,9 +71,9 @@ def test_hostile_entries_are_refused(check, folder, changes, words, tmp_path):
     if changes.get("size") == 0 or "method" in changes or "descriptor" in changes:
         changes.setdefault("packed", len(content))
     report = check(forge(*entries_of(folder), (ME, content, changes)))
-    assert words in report.problems[0], report.problems
-    assert all(problem.isprintable() and len(problem) < 300 for problem in report.problems)
-    assert report.scores == {} or "damaged" in report.problems[0]  # nothing was read
+    assert words in report.wrong[0], report.wrong
+    assert all(problem.isprintable() and len(problem) < 300 for problem in report.wrong)
+    assert report.scores == {} or "damaged" in report.wrong[0]  # nothing was read
     assert sorted(os.listdir(tmp_path)) == ["given.zip", "here", "work"] and os.listdir() == []
 
 
@@ -94,7 +94,7 @@ def test_an_end_that_lies_is_refused(check, folder, place, value):
     payload = bytearray(forge(*entries_of(folder)))
     struct.pack_into("<H", payload, len(payload) - 22 + place, value)
     only_problem(check(bytes(payload)), "not a zip archive")
-    assert check(forge(*entries_of(folder))).problems == []
+    assert check(forge(*entries_of(folder))).wrong == []
 
 
 def test_a_directory_that_goes_on_behind_its_end_is_refused(check, folder):
@@ -106,7 +106,7 @@ def test_a_directory_that_goes_on_behind_its_end_is_refused(check, folder):
 
 def test_a_locator_of_zip64_that_lies_is_refused(check, folder):
     payload = forge(*entries_of(folder), wide_end=list)
-    assert check(payload).problems == []
+    assert check(payload).wrong == []
     at = payload.rindex(b"PK\6\7") + 8
     only_problem(check(payload[:at] + struct.pack("<Q", 5) + payload[at + 8 :]), "not what its end says")
 
@@ -128,7 +128,7 @@ def streamed(content, form):
 ])  # fmt: skip
 def test_honest_archives_of_other_tools_are_fine(check, folder, name, changes, parts):
     report = check(forge(*entries_of(folder), (name, b"x", changes), **parts))
-    assert report.problems == [] and len(report.files) == len(list(folder.iterdir())) + 1
+    assert report.wrong == [] and len(report.files) == len(list(folder.iterdir())) + 1
 
 
 def test_unicode_forms_of_one_name_are_duplicates(check, folder):
@@ -151,7 +151,7 @@ def test_memory_is_linear_in_the_names(check, folder, part):
     names = [f"alice/{number}/{part * (900 // len(part.encode()))}x.txt" for number in range(100)]
     payload = forge(*entries_of(folder), *((name, b"x") for name in names))
     report, peak = peak_memory(lambda: check(payload, size_limit=0.3))
-    assert report.problems == [] and peak < 10 * len(payload)
+    assert report.wrong == [] and peak < 10 * len(payload)
 
 
 def test_memory_is_linear_where_entries_share_their_data(check):
@@ -159,7 +159,7 @@ def test_memory_is_linear_where_entries_share_their_data(check):
     long = dict(local_extra=extra(9, bytes(60_000)), offset=0)
     payload = forge((ME, b"", long), *((f"alice/{number}", b"", dict(offset=0)) for number in range(5000)))
     report, peak = peak_memory(lambda: check(payload, size_limit=1))
-    assert "and 4995 more are damaged" in report.problems[0] and peak < 10 * len(payload)
+    assert "and 4995 more are damaged" in report.wrong[0] and peak < 10 * len(payload)
 
 
 def test_declared_sizes_are_bounded(check, folder):
@@ -167,7 +167,7 @@ def test_declared_sizes_are_bounded(check, folder):
     report = check(bomb, size_limit=0.1)
     only_problem(report, "when unpacked", "the limit is 2 MB")
     assert report.scores == {}
-    assert check(bomb, size_limit=0.1, max_unpacked=4).problems == []
+    assert check(bomb, size_limit=0.1, max_unpacked=4).wrong == []
 
 
 @pytest.mark.parametrize("declared", [1000, 0])
@@ -217,4 +217,4 @@ def test_fuzz_never_raises_and_never_writes(sound, data_dir, changes, cut, near_
     assert isinstance(report, Report) and str(report).isprintable() == ("\n" not in str(report))
     assert os.listdir(folder) == ["changed.zip"]
     if cut is not None and cut < 0.99:
-        assert report.problems
+        assert report.wrong

@@ -315,7 +315,7 @@ def test_a_defect_of_the_checker_stops_nothing(place, monkeypatch):
     monkeypatch.setattr(batch, "examine", fail)
     rows = graded(place / "in", place / "out", Settings(gold=str(place / "data")))
     assert {one.code for row in rows.values() for one in row.findings} == {"E079-failed"}
-    assert "RuntimeError: a defect" in rows["bob"].findings[0].text
+    assert "RuntimeError: a defect" in rows["bob"].findings[0]
     monkeypatch.undo()
     rows = graded(place / "in", place / "out", Settings(gold=str(place / "data")))
     assert rows["bob"].grade.letter == "A"  # it is tried again

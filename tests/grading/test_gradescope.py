@@ -224,7 +224,7 @@ def test_what_is_no_submission_has_no_points_for_files(kind: str, quick: Callabl
         (base / "submission/sst-dev-prompting-output.txt").write_bytes(b"\xff\xfe" * 99)
     found = quick()
     first = found["tests"][0]
-    assert first["score"] == 0 and first["output"].startswith("problem: ")
+    assert first["score"] == 0 and first["output"].startswith("refuse: ")
     assert "passwd" not in json.dumps(found) and "root:" not in json.dumps(found)
 
 

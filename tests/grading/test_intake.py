@@ -129,7 +129,7 @@ def test_links_in_a_folder_are_not_followed(tmp_path):
     (tmp_path / "alice" / "llama.py").symlink_to(tmp_path / "secret")
     payload = read_payload(tmp_path / "alice", "alice")
     assert b"gold" not in payload
-    assert any("a link" in problem for problem in check_bytes(payload, "alice", Rules()).problems)
+    assert any("a link" in problem for problem in check_bytes(payload, "alice", Rules()).wrong)
     os.mkfifo(tmp_path / "pipe.zip")
     assert read_archive(read_payload(tmp_path / "pipe.zip", "alice")).entries == []
 

@@ -1,7 +1,7 @@
 """What a submission needs to run and does not hold: modules, libraries, and files that are read."""
 
 import pytest
-from submissions import entries_of, only_problem
+from submissions import beside, entries_of, only_problem
 
 from grading import editions, needs
 
@@ -47,16 +47,16 @@ def test_imports_are_followed(check_files, code, absent):
     report = check_files(PRESENT | {"llama.py": code})
     assert not any(character in str(report) for character in "\0\x1b")
     if absent is None:
-        assert report.problems == []
+        assert report.wrong == []
     elif absent:
         only_problem(report, absent)
-    assert any("scratch.py line 2: not Python" in warning for warning in report.warnings)
+    assert any("scratch.py line 2: not Python" in warning for warning in beside(report))
 
 
 def test_large_modules_are_not_parsed(check, folder):
     (folder / "llama.py").write_text("import training\n" * 10_000)
     report = check(entries_of(folder))
-    assert report.problems == [] and "too large" in report.warnings[0] and "llama.py" in report.warnings[0]
+    assert report.wrong == [] and "too large" in beside(report)[0] and "llama.py" in beside(report)[0]
 
 
 # ---------------------------------------------------------------------------------------- all of it, in one list
@@ -72,7 +72,7 @@ def test_all_that_is_missing_is_named_at_once_by_folders(check_files):
     files = "data/cfimdb-label-mapping.json (read by run_llama.py), data/sst-label-mapping.json (read by run_llama.py)"
     setup = "requirements.txt (setup.sh line 1), requirements/ (setup.sh line 3)"
     only_problem(report, f"cannot run without: {files}, {engine}, {setup}, tokenizer.py (engine/plan.py line 2)")
-    assert [warning for warning in report.warnings if "list of files" not in warning] == [
+    assert [warning for warning in beside(report) if "list of files" not in warning] == [
         "imported or read by other scripts but not in the submission: checkpoints/parts.json (read by sanity_check.py)"
     ]
 
@@ -81,7 +81,7 @@ def test_of_a_folder_that_is_there_in_part_the_files_are_named(check_files):
     files = OURS | {"engine/main.py": "import engine.plan", "requirements/test.txt": "-r ../requirements.txt"}
     report = check_files(files)
     only_problem(report, "engine/plan.py (engine/main.py", "engine/text/ (engine/plan.py", "requirements/fast.txt (")
-    assert "grading/" not in report.problems[0] and any("grading/ (sanity_check.py" in each for each in report.warnings)
+    assert "grading/" not in report.wrong[0] and any("grading/ (sanity_check.py" in each for each in beside(report))
 
 
 def test_requirements_files_are_followed_to_those_that_they_include(check_files):
@@ -91,19 +91,19 @@ def test_requirements_files_are_followed_to_those_that_they_include(check_files)
     files = {"requirements/fast.txt": "-c ../requirements.txt\n-r ../../outside.txt\n-r mine.txt"}
     report = check_files(script | files)
     only_problem(report, "without: requirements.txt (requirements/fast.txt)")
-    assert check_files(script | files | {"requirements.txt": ""}).problems == []
+    assert check_files(script | files | {"requirements.txt": ""}).wrong == []
 
 
 def test_the_courses_own_scripts_need_nothing_of_this_package(check_files):
     own = {"run_llama.py": "from llama import x\nimport tqdm, sklearn", "sanity_check.py": "import torch, llama"}
     report = check_files(own | {"setup.sh": "pip install tqdm\npip freeze > requirements.txt\n"})
-    assert report.problems == [] and report.warnings == []
+    assert report.wrong == [] and beside(report) == []
 
 
 def test_folders_that_the_engine_does_without_are_not_missed(check_files, package):
     """engine/main.py imports fast/ inside of a function; a student's own file that does so needs it."""
     files = {name: (package / name).read_text() for name in needed(package)}
-    assert check_files(OURS | files).problems == []
+    assert check_files(OURS | files).wrong == []
     only_problem(check_files(OURS | files | {"llama.py": "def f():\n  import fast.apply"}), "fast/ (llama.py line 2)")
     only_problem(check_files(OURS | files | {"engine/plan.py": "import fast.apply"}), "fast/ (engine/plan.py line 1)")
 
@@ -133,15 +133,15 @@ def test_libraries_that_the_course_does_not_install(check_files, code, named):
     if named:
         only_problem(report, "nor among the libraries", named)
     else:
-        assert report.problems == []
-    assert any("seaborn (helper.py" in warning and "other scripts" in warning for warning in report.warnings)
-    assert ("pandas" in str(report.warnings)) == ("mine" not in code)
+        assert report.wrong == []
+    assert any("seaborn (helper.py" in warning and "other scripts" in warning for warning in beside(report))
+    assert ("pandas" in str(beside(report))) == ("mine" not in code)
 
 
 def test_what_the_packages_own_copy_imports_is_not_held_against_it(check_files, package):
     files = {name: (package / name).read_text() for name in needed(package)}
     ours = OURS | files | {f"fast/{name}.py": "" for name in ("__init__", "apply")}
-    assert check_files(ours | {"llama.py": "import fast.loops", "fast/loops.py": "import numba"}).problems == []
+    assert check_files(ours | {"llama.py": "import fast.loops", "fast/loops.py": "import numba"}).wrong == []
     report = check_files(ours | {"llama.py": "import fast.loops", "fast/loops.py": "import numba, jax"})
     only_problem(report, "jax (fast/loops.py line 1)")
     only_problem(check_files(ours | {"engine/plan.py": "import jax"}), "jax (engine/plan.py line 1)")
@@ -154,11 +154,11 @@ def test_names_of_hostile_scripts_are_bounded_and_copies_read_once(check_files, 
     monkeypatch.setattr(needs, "parse", lambda *given: parsed.append(given) or parse(*given))
     files = {"llama.py": "import engine.plan\n" + code, "engine/plan.py": code, "requirements/a.txt": ""}
     report = check_files(files | {"setup.sh": setup})
-    assert len(report.problems) == 2 and all(len(problem) < 2000 for problem in report.problems)
+    assert len(report.wrong) == 2 and all(len(problem) < 2000 for problem in report.wrong)
     assert len(parsed) < 50
 
 
 def test_a_module_that_the_standard_library_has_is_no_part_of_the_package(check_files, package):
     (package / "random.py").write_text("")
-    assert check_files({"llama.py": "import random"}).problems == []
+    assert check_files({"llama.py": "import random"}).wrong == []
     assert "random" in editions.ALLOWED and needs.MAX_CODE >= needs.MAX_MODULE

@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from submissions import LABELS, SUFFIX, change, pdf_of, write_outputs
+from submissions import LABELS, SUFFIX, beside, change, pdf_of, write_outputs
 
 from grading.editions import TEXT_PROMPT
 from grading.outputs import check_text
@@ -45,7 +45,7 @@ def test_wrong_outputs(create, folder, fault, kind):
     report = create()
     if (fault, kind) == ("empty", "lora"):  # not asked for in this edition
         return
-    assert any(message in problem and name in problem for problem in report.problems), report.problems
+    assert any(message in problem and name in problem for problem in report.wrong), report.wrong
     assert not Path("alice.zip").exists()
 
 
@@ -61,7 +61,7 @@ def test_what_editors_do_is_forgiven(create, folder, edit):
         change(folder, f"{name}-prompting-output.txt", edit)
         change(folder, f"{name}-finetuning-output.txt", edit)
     report = create()
-    assert report.problems == [] and report.warnings == [] and len(report.scores) == 8
+    assert report.wrong == [] and beside(report) == [] and len(report.scores) == 8
 
 
 def test_another_prompt_is_a_warning_and_free_for_advanced_methods(create, folder):
@@ -72,8 +72,8 @@ def test_another_prompt_is_a_warning_and_free_for_advanced_methods(create, folde
         name = f"{part}-advanced-output.txt"
         change(folder, name, lambda b: b.replace(b"||| ", b"||| Review: ").replace(b"\n", b" It\n"))
     report = create()
-    assert report.problems == []
-    assert len(report.warnings) == 4 and all("another prompt" in warning for warning in report.warnings)
+    assert report.wrong == []
+    assert len(beside(report)) == 4 and all("another prompt" in warning for warning in beside(report))
 
 
 def test_outputs_under_another_kinds_name(create, folder):
@@ -82,7 +82,7 @@ def test_outputs_under_another_kinds_name(create, folder):
         contents = [path.read_bytes() for path in paths]
         for path, content in zip(paths, reversed(contents), strict=True):
             path.write_bytes(content)
-    problems = create().problems
+    problems = create().wrong
     assert len(problems) == 8
     for words in ("prompting-output.txt: no sentence has a prompt", "finetuning-output.txt: every sentence ends in"):
         assert sum(words in problem for problem in problems) == 4
@@ -95,7 +95,7 @@ def test_outputs_on_the_bundled_data_are_no_submission(create, folder, monkeypat
     (folder / "sst-dev-prompting-output.txt").rename(folder / "films-dev-prompting-output.txt")
     for find in (Rules.find, lambda self, name: None):  # with the course's data and without them
         monkeypatch.setattr(Rules, "find", find)
-        problems = create().problems
+        problems = create().wrong
         assert len(problems) == 3 and all("films data set" in problem for problem in problems), problems
         assert "films-dev-prompting-output.txt" in problems[0]
 
@@ -104,13 +104,13 @@ def test_constant_predictions_are_a_warning(create, folder):
     name = "cfimdb-dev-finetuning-output.txt"
     change(folder, name, lambda b: b.replace(b"0 |||", b"1 |||"))
     report = create()
-    assert report.problems == [] and report.warnings == [f"{name}: every line has the same label"]
+    assert report.wrong == [] and beside(report) == [f"{name}: every line has the same label"]
 
 
 def test_lines_of_which_none_has_a_label_are_not_called_constant(create, folder):
     change(folder, "sst-dev-finetuning-output.txt", lambda b: b.replace(b" ||| ", b".0 ||| "))
     report = create()
-    assert [problem.code for problem in report.problems] == ["E015-format"] and report.warnings == []
+    assert [problem.code for problem in report.wrong] == ["E015-format"] and beside(report) == []
 
 
 @pytest.mark.parametrize(("right", "said"), [(46, []), (31, ["0.310", "0.414", "0.05"]), (47, ["0.470"])])
@@ -123,19 +123,19 @@ def test_an_accuracy_outside_the_band_of_the_grade_is_a_warning(folder, data_dir
     prompted = "".join(gold[:21] + [f"4{line[1:]}" for line in gold[21:]]).replace("\n", f"{SUFFIX['sst']}\n")
     (folder / "sst-dev-prompting-output.txt").write_text(prompted)  # 21 and every fifth of the others: 0.37
     report = create_zip(folder, "alice", data_dir=tmp_path / "data")
-    assert report.problems == [] and len(report.warnings) == 1 + bool(said)
-    assert "sst-dev-prompting" in report.warnings[-1] and "0.213" in report.warnings[-1]
-    assert not said or all(word in report.warnings[0] for word in ("sst-dev-finetuning-output.txt", *said))
+    assert report.wrong == [] and len(beside(report)) == 1 + bool(said)
+    assert "sst-dev-prompting" in beside(report)[-1] and "0.213" in beside(report)[-1]
+    assert not said or all(word in beside(report)[0] for word in ("sst-dev-finetuning-output.txt", *said))
     later = create_zip(folder, "alice", data_dir=tmp_path / "data", edition="cmu2025")
-    assert any("0.237" in warning for warning in later.warnings)  # whose reference has LayerNorm
+    assert any("0.237" in warning for warning in beside(later))  # whose reference has LayerNorm
 
 
 def test_a_text_that_continues_another_prompt_is_a_warning(create, folder):
     path = folder / "generated-sentence-temp-0.txt"
     path.write_text(f"\n  {TEXT_PROMPT.replace('. ', '.' + chr(10))} so bad")  # white space does not matter
-    assert create().warnings == []
+    assert beside(create()) == []
     path.write_text("Once upon a time")
-    assert create().warnings == [f"{path.name} does not begin with the assignment's prompt: {TEXT_PROMPT}"]
+    assert beside(create()) == [f"{path.name} does not begin with the assignment's prompt: {TEXT_PROMPT}"]
 
 
 def test_a_text_in_a_code_page_is_decoded_and_noted(create, folder):
@@ -145,18 +145,18 @@ def test_a_text_in_a_code_page_is_decoded_and_noted(create, folder):
         said = "\u043d\u0435\u0442" if encoding == "cp1251" else "caf\u00e9"
         path.write_bytes(f"{TEXT_PROMPT} bad .\n {said}".encode(encoding))
         report = create()
-        assert report.problems == [] and report.warnings == []
-        assert f"{path.name} line 2: not UTF-8 text; read as text in a code page of Windows" in report.notes
+        assert report.wrong == [] and beside(report) == []
+        assert f"{path.name} line 2: not UTF-8 text; read as text in a code page of Windows" in report.of("note")
         assert report.texts[path.name].startswith(TEXT_PROMPT)
     path.write_bytes(b"PK\x03\x04\xff\x00")
-    assert create().problems == [f"{path.name} line 1: not UTF-8 text"]
+    assert create().wrong == [f"{path.name} line 1: not UTF-8 text"]
 
 
 def test_the_mapping_decides_the_label_range(folder, data_dir, tmp_path):
     shutil.copytree(data_dir, tmp_path / "data")
     (tmp_path / "data" / "sst-label-mapping.json").write_text('["a", "b"]')
     report = create_zip(folder, "alice", data_dir=tmp_path / "data")
-    assert any("outside 0..1" in problem for problem in report.problems)
+    assert any("outside 0..1" in problem for problem in report.wrong)
 
 
 @pytest.mark.parametrize("name, text", [
@@ -176,7 +176,7 @@ def test_fuzz_output_lines(payload):
     report = Report("alice")
     rules = Rules()
     check_text("sst-dev-finetuning-output.txt", payload, rules, report)
-    assert all("\n" not in message for message in report.problems)
+    assert all("\n" not in message for message in report.wrong)
 
 
 REAL = Path(os.environ.get("MINLLAMA_ASSETS") or "/nowhere", "data")
@@ -193,7 +193,7 @@ def test_real_data(folder):
             text = "".join(f"{label} ||| {sentence.strip()}{end}\n" for label, sentence in pairs)
             (folder / f"{part}-{kind}-output.txt").write_text(text, encoding="utf-8", newline="\n")
     report = create_zip(folder, "alice", data_dir=REAL)
-    assert report.problems == [] and set(report.accuracies.values()) == {1.0}
+    assert report.wrong == [] and set(report.accuracies.values()) == {1.0}
     assert report.scores["sst-dev-prompting-output.txt"][::2] == (1101, pytest.approx(0.2625, abs=5e-5))
     assert report.scores["sst-test-prompting-output.txt"][::2] == (2210, pytest.approx(0.2864, abs=5e-5))
     assert report.scores["cfimdb-test-prompting-output.txt"] == (488, None, None)

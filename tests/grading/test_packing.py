@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from submissions import fill
+from submissions import beside, fill
 
 from advanced.experiments.other_data import SOURCES
 from grading.needs import OWN_FOLDERS, is_carried
@@ -36,9 +36,9 @@ def added(create, folder, package):
     def run(files):
         write(folder, files)
         report = create()
-        assert report.problems == [] and report.warnings == [], str(report)
+        assert report.wrong == [] and beside(report) == [], str(report)
         own = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-        notes = [note for note in report.notes if note.startswith("added")]
+        notes = [note for note in report.of("note") if note.startswith("added")]
         return set(report.files) - own, notes
 
     return run
@@ -84,13 +84,13 @@ def test_the_students_own_files_are_never_added(create, folder, package):
     (folder / "tokenizer.py").unlink()
     write(folder, OURS)
     report = create()
-    assert len(report.problems) == 1 and report.problems[0].endswith("without: tokenizer.py (engine/plan.py line 2)")
+    assert len(report.wrong) == 1 and report.wrong[0].endswith("without: tokenizer.py (engine/plan.py line 2)")
 
 
 def test_what_cannot_be_added_is_named(create, folder, package):
     write(folder, {"mine.py": "import benchmarks.measure, tests.test_it"})
     report = create()
-    assert report.problems == [] and "benchmarks/ (mine.py line 1), tests/ (mine.py line 1)" in report.warnings[0]
+    assert report.wrong == [] and "benchmarks/ (mine.py line 1), tests/ (mine.py line 1)" in beside(report)[0]
 
 
 def test_of_the_packages_own_folder_only_what_runs_is_packed(package, data_dir, folder):
@@ -100,17 +100,17 @@ def test_of_the_packages_own_folder_only_what_runs_is_packed(package, data_dir, 
     scratch = {"llama.py~": "x", ".llama.py.swp": "x", "llama.py.orig": "x", ".idea/x": "x", "films-1.pt": "x"}
     write(package, OURS | mine | scratch)
     report = create_zip(package, "alice", data_dir=data_dir)
-    assert report.problems == [] and report.warnings == [], str(report)
+    assert report.wrong == [] and beside(report) == [], str(report)
     course = {path.name for path in folder.iterdir()}
     optional = {f"fast/{name}.py" for name in ("__init__", "apply", "decode", "linear", "loops")}
     optional |= {"advanced/lora.py", "convert/gguf.py", "optimizer_test.py", "rope_test.py", "training.py"}
     assert set(report.files) == course | ADDED | optional | mine.keys()
-    (note,) = [note for note in report.notes if "no part of a submission" in note]
+    (note,) = [note for note in report.of("note") if "no part of a submission" in note]
     for name in ("tests/", "docs/", "benchmarks/", "notebooks/", ".ci/", ".github/", "checkpoints/build.py",
                  "advanced/results/", "advanced/README.md", "pyproject.toml", "tokenizer.model", "data/films-dev.txt",
                  "llama.py~", ".idea/", "README.zh-TW.md"):  # fmt: skip
         assert name in note
-    assert not any(note.startswith("added") for note in report.notes)
+    assert not any(note.startswith("added") for note in report.of("note"))
 
 
 def test_it_is_said_of_every_folder_of_the_package_what_of_it_is_packed():
@@ -132,7 +132,7 @@ def test_a_zip_of_what_was_added_checks_and_packs_to_the_same(create, check, fol
     create()
     payload = Path("alice.zip").read_bytes()
     report = check(payload)
-    assert report.problems == [] and report.warnings == []
+    assert report.wrong == [] and beside(report) == []
     zipfile.ZipFile("alice.zip").extractall(tmp_path / "unpacked")
     shutil.rmtree(folder)
     (tmp_path / "unpacked" / "alice").rename(folder)
@@ -141,6 +141,6 @@ def test_a_zip_of_what_was_added_checks_and_packs_to_the_same(create, check, fol
 
 
 def test_a_zip_of_an_earlier_time_is_not_taken_for_the_new_one(create, folder):
-    assert not any("earlier" in note for note in create().notes)
+    assert not any("earlier" in note for note in create().of("note"))
     (folder / "rope.py").unlink()
-    assert create().notes[-1].endswith(".zip was not written; the one that lies there is an earlier one")
+    assert create().of("note")[-1].endswith(".zip was not written; the one that lies there is an earlier one")

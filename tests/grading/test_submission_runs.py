@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 from conftest import ROOT
-from submissions import fill, pack, write_outputs
+from submissions import beside, fill, pack, write_outputs
 
 from grading.editions import LISTED, REQUIRED
 from grading.submission import check_zip, create_zip
@@ -35,7 +35,7 @@ def run(folder, *arguments):
 def test_what_is_fine_runs(listed, data_dir, tmp_path, tiny_checkpoint):
     """Made in one step, without a round of naming what is missing; run_llama.py finds all that it needs in it."""
     report = create_zip(listed, "alice", data_dir=data_dir)
-    assert report.problems == [] and report.warnings == [], str(report)
+    assert report.wrong == [] and beside(report) == [], str(report)
     zipfile.ZipFile("alice.zip").extractall(tmp_path)
     shutil.copy(tiny_checkpoint, tmp_path / "alice" / "mine.pt")
     shutil.copy(tiny_checkpoint.with_suffix(".model"), tmp_path / "alice" / "mine.model")
@@ -46,16 +46,16 @@ def test_what_is_fine_runs(listed, data_dir, tmp_path, tiny_checkpoint):
 def test_what_a_zip_made_by_hand_lacks_is_what_would_have_been_added(listed, data_dir, tmp_path):
     (tmp_path / "hand.zip").write_bytes(pack((f"alice/{path.name}", path.read_bytes()) for path in listed.iterdir()))
     report = check_zip(tmp_path / "hand.zip", "alice", data_dir=data_dir)
-    assert len(report.problems) == 1 and len(report.warnings) <= 1
-    named = re.findall(r"(?:: |\), )([\w/.-]+) \(", "".join([*report.problems, *report.warnings]))
-    (note,) = [note for note in create_zip(listed, "alice", data_dir=data_dir).notes if note.startswith("added")]
+    assert len(report.wrong) == 1 and len(beside(report)) <= 1
+    named = re.findall(r"(?:: |\), )([\w/.-]+) \(", "".join([*report.wrong, *beside(report)]))
+    (note,) = [note for note in create_zip(listed, "alice", data_dir=data_dir).of("note") if note.startswith("added")]
     assert sorted(named) == sorted(note.partition("lacks it: ")[2].split(", "))
     assert {"data/sst-label-mapping.json", "checkpoints/parts.json", "requirements.txt", "requirements/"} <= {*named}
 
 
 @pytest.mark.slow
 def test_the_parts_are_checked_where_it_is_unpacked(listed, data_dir, tmp_path):
-    assert create_zip(listed, "alice", data_dir=data_dir).problems == []
+    assert create_zip(listed, "alice", data_dir=data_dir).wrong == []
     zipfile.ZipFile("alice.zip").extractall(tmp_path)
     for path in (ROOT / "checkpoints").glob("minllama1M*"):
         shutil.copy(path, tmp_path / "alice" / "checkpoints")

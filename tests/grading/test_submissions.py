@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from submissions import LABELS, entries_of, fill, forge, only_problem, pack, pdf_of, write_outputs
+from submissions import LABELS, beside, entries_of, fill, forge, only_problem, pack, pdf_of, write_outputs
 
 import prepare_submit
 from grading import rules, submission
@@ -27,7 +27,7 @@ def test_create_then_check(tmp_path, data_dir, edition):
     out = tmp_path / "alice.zip"
     folder = fill(tmp_path / "in", edition)
     report = create_zip(folder, " alice ", out, data_dir=data_dir, edition=edition)
-    assert report.problems == [] and report.warnings == []
+    assert report.wrong == [] and beside(report) == []
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     assert sorted(report.files) == sorted(files)
     again = assert_zip(out, "alice", data_dir=data_dir, edition=edition)
@@ -42,7 +42,7 @@ def test_the_three_lists(check, folder):
     assert new == {f"{part}-lora-output.txt" for part in LABELS}
     assert EDITIONS["cmu2025"].optional == ("feedback.txt",)
     assert len(EDITIONS["ucsc"].required) == len(set(EDITIONS["ucsc"].required)) == 15
-    missing = check(entries_of(folder), edition="cmu2025").problems
+    missing = check(entries_of(folder), edition="cmu2025").wrong
     assert len(missing) == 1 and missing[0].count("lora-output.txt") == 4
 
 
@@ -86,11 +86,11 @@ def test_data_is_found_in_the_assets_folder_and_never_in_the_zip(folder, data_di
     (tmp_path / "a.zip").write_bytes(pack(entries_of(folder) + lie))
     monkeypatch.setattr(rules, "find_asset", lambda name: None)
     report = check_zip(tmp_path / "a.zip", "alice")
-    assert report.problems == [] and report.scores == {}
-    assert len([note for note in report.notes if note.startswith("no ")]) == len(LABELS)
+    assert report.wrong == [] and report.scores == {}
+    assert len([note for note in report.of("note") if note.startswith("no ")]) == len(LABELS)
     (folder / "sst-dev-finetuning-output.txt").write_text("5 ||| one\nno bars\n")
     report = create_zip(folder, "alice")  # labels and format are still checked
-    assert len(report.problems) == 2 and "0..4" in report.problems[1]
+    assert len(report.wrong) == 2 and "0..4" in report.wrong[1]
     shutil.copytree(data_dir, tmp_path / "assets" / "data")
     monkeypatch.setenv("MINLLAMA_ASSETS", str(tmp_path / "assets"))
     assert len(check_zip(tmp_path / "a.zip", "alice").scores) == 8
@@ -105,7 +105,7 @@ def test_missing_files_are_named_and_nothing_is_written(create, folder):
     (folder / "generated-sentence-temp-1.txt").unlink()
     only_problem(create(), "missing", "rope.py", "generated-sentence-temp-1.txt")
     assert Path("alice.zip").read_bytes() == b"old" and os.listdir() == ["alice.zip"]
-    assert create(force=True).problems
+    assert create(force=True).wrong
     assert zipfile.is_zipfile("alice.zip")
 
 
@@ -130,7 +130,7 @@ def test_advanced_outputs_are_optional_and_half_a_data_set_earns_a_warning(
     report = create_zip(folder, "alice", tmp_path / "x.zip", data_dir=data_dir, edition=edition)
     names = ", ".join(sorted(ADVANCED[number] for number in missing))
     said = f"of the advanced outputs of one data set only one is here; missing: {names}"
-    assert report.problems == [] and report.warnings == ([said] if missing else [])
+    assert report.wrong == [] and beside(report) == ([said] if missing else [])
     assert ("feedback.txt" in str(report)) == (edition == "cmu2025" and not feedback)
 
 
@@ -148,13 +148,13 @@ def test_near_names_stand_beside_the_missing_one(check, folder, missing, present
 def test_advanced_outputs_without_a_report_and_absent_files_of_the_readme_tree_earn_a_warning(create, folder):
     write_outputs(folder, "advanced")
     report = create()
-    assert report.problems == [] and "alice-report.pdf" in report.warnings[0]
+    assert report.wrong == [] and "alice-report.pdf" in beside(report)[0]
     (folder / "alice-report.pdf").write_bytes(pdf_of(3))
-    assert create().warnings == []
+    assert beside(create()) == []
     (folder / "tokenizer.py").unlink()
     report = create()
-    assert report.problems == [] and "tokenizer.py" in report.warnings[0]
-    assert str(report).endswith("\ncreated, with 1 warning")
+    assert report.wrong == [] and "tokenizer.py" in beside(report)[0]
+    assert str(report).endswith("\ncreated: note 1")
 
 
 @pytest.mark.parametrize("name", ["README.md", "structure.md", "setup.sh", "sanity_check.data"])
@@ -162,17 +162,19 @@ def test_only_a_whole_tree_is_called_fine(create, check, folder, name):
     assert str(create()).endswith("\nthe submission is fine")
     (folder / name).unlink()
     report = create()
-    assert report.problems == [] and [name in said for said in report.warnings] == [True]
-    assert str(report).endswith("\ncreated, with 1 warning") and f"\nwarning: {report.warnings[0]}\n" in str(report)
+    assert report.wrong == [] and [name in said for said in beside(report)] == [True]
+    assert str(report).endswith("\ncreated: note 1") and f"\nnote: {beside(report)[0]}\n" in str(report)
+    (folder / "sst-dev-finetuning-output.txt").write_bytes(b"1 ||| x\n")
+    (folder / "alice-report.pdf").write_bytes(b"no PDF")
     checked = check(entries_of(folder, "ALICE"))
-    assert str(checked).endswith("\nchecked, with 2 warnings")
+    assert str(checked).endswith("\nwrong: deduct 2, flag 1, note 2")
 
 
 def test_an_id_in_upper_case_is_a_warning_wherever_it_comes_from(folder, data_dir):
     def warned(path, student_id, **rules):
         report = (create_zip if path.is_dir() else check_zip)(path, student_id, data_dir=data_dir, **rules)
-        assert report.problems == []
-        return report.warnings
+        assert report.wrong == []
+        return beside(report)
 
     assert warned(folder, "alice") == [] == warned(Path("alice.zip"), "alice")
     assert warned(Path("alice.zip").rename("hw1.zip"), "alice") == []
@@ -195,18 +197,18 @@ def test_wrong_top_folders(check, folder):
     report = check([*deeper, ("alice/x.py", "x")])
     only_problem(report, "hw1/run_llama.py", "directly in the top folder")
     assert "missing" not in str(report) and "absent" not in str(report) and len(report.scores) == 8
-    assert "the archive is empty" in check([]).problems
+    assert "the archive is empty" in check([]).wrong
     report = check(entries_of(folder, "ALICE"))
-    assert report.problems == [] and len(report.scores) == 8 and "llama.py" in report.files
+    assert report.wrong == [] and len(report.scores) == 8 and "llama.py" in report.files
     mismatch = "CruzID mismatch: the top folder is ALICE, the ID is alice (upper and lower case differ)"
-    assert report.warnings == [mismatch]  # upper and lower case
+    assert beside(report) == [mismatch]  # upper and lower case
     only_problem(check([*entries_of(folder, "ALICE"), ("bob/x.txt", "x")]), "one top folder", "ALICE", "bob")
 
 
 def test_what_operating_systems_add_is_ignored(check, folder):
     extra = [("__MACOSX/alice/._llama.py", "x"), ("alice/.DS_Store", "x"), (".DS_Store", "x"), ("alice/", "")]
     report = check(entries_of(folder) + extra)
-    assert report.problems == [] and report.warnings == [] and ".DS_Store" not in report.files
+    assert report.wrong == [] and beside(report) == [] and ".DS_Store" not in report.files
 
 
 def test_backslashes_are_a_students_problem_and_read_all_the_same(check, folder):
@@ -215,8 +217,8 @@ def test_backslashes_are_a_students_problem_and_read_all_the_same(check, folder)
     report = check(forge(*names))
     only_problem(report, "backslashes", "Windows PowerShell")
     assert len(report.scores) == 8 and "llama.py" in report.files
-    assert "refused entries (a backslash" in check(forge(*names, ("alice/x", b"x"))).problems[0]
-    assert "'..' part" in check(forge(*names, ("alice\\..\\x", b"x"))).problems[1]
+    assert "refused entries (a backslash" in check(forge(*names, ("alice/x", b"x"))).wrong[0]
+    assert "'..' part" in check(forge(*names, ("alice\\..\\x", b"x"))).wrong[1]
 
 
 def test_every_problem_is_reported_together(check, folder):
@@ -225,17 +227,17 @@ def test_every_problem_is_reported_together(check, folder):
     (folder / "sst-dev-advanced-output.txt").write_text("1 ||| x\n")
     (folder / "sst-dev-finetuning-output.txt").write_text("9 ||| x\n")
     report = check(entries_of(folder, "bob"))
-    text = "\n".join(report.problems)
+    text = "\n".join(report.wrong)
     for word in ("mismatch", "rope.py", "empty files: llama.py", "0..4", "1 lines", "not the sent"):
         assert word in text
-    assert str(report).endswith(f"{len(report.problems)} problems found")
+    assert str(report).endswith(f"\nwrong: deduct {len(report.wrong)}, flag 1, note 1")
 
 
 def test_what_does_not_belong_in_a_zip(check, folder):
     for name in (".git/config", "my/.venv/lib/x.py", "e/pyvenv.cfg", "best.PT", "a/b.pth", "node_modules/x"):
         only_problem(check([*entries_of(folder), (f"alice/{name}", "x")]), "do not belong", name)
     report = check([*entries_of(folder), ("alice/__pycache__/llama.pyc", "x")])
-    assert report.problems == [] and "__pycache__" in report.warnings[0]
+    assert report.wrong == [] and "__pycache__" in beside(report)[0]
 
 
 def test_creation_leaves_out_what_does_not_belong(create, folder):
@@ -246,7 +248,7 @@ def test_creation_leaves_out_what_does_not_belong(create, folder):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x")
     report = create()
-    assert report.problems == [] and report.warnings == []
+    assert report.wrong == [] and beside(report) == []
     assert {"sub/kept.py", "data/environment.txt", ".gitignore"} <= set(report.files)
     assert not set(left_out) & set(report.files)
     assert "other" in str(report) and "and 2 more" in str(report)
@@ -259,7 +261,7 @@ def test_links_are_never_followed(create, folder, tmp_path):
     (folder / "loop").symlink_to(folder, target_is_directory=True)
     (folder / "key").symlink_to(tmp_path / "secret" / "key")
     report = create()
-    assert report.problems == [] and not any("key" in name for name in report.files)
+    assert report.wrong == [] and not any("key" in name for name in report.files)
     assert "key (a link)" in str(report)
     (folder / "llama.py").rename(folder / "mine.py")
     (folder / "llama.py").symlink_to("mine.py")
@@ -275,7 +277,7 @@ def test_odd_files_are_left_out(create, folder):
     (folder / "sub" / "Icon\r").touch()  # Finder's
     Path(os.fsdecode(bytes(folder) + b"/\xff\xfe")).write_text("x")
     report = create()
-    assert report.problems == [] and "pipe (not a plain file" in str(report)
+    assert report.wrong == [] and "pipe (not a plain file" in str(report)
     assert not any("Icon" in name for name in zipfile.ZipFile("alice.zip").namelist())
     str(report).encode()
 
@@ -289,7 +291,7 @@ def test_a_large_new_zip_names_its_largest_files(create, folder, monkeypatch):
         (folder / f"noise{size}").write_bytes(noise.randbytes(size * 10_000))
     report = create(size_limit=0.1)
     only_problem(report, "the limit is 0.1 MB", "noise7 (0.07 MB)", "noise3")
-    assert "noise2" not in report.problems[0] and os.listdir() == []
+    assert "noise2" not in report.wrong[0] and os.listdir() == []
     # far too large: not packed
     monkeypatch.setattr(submission, "_pack", None)
     (folder / "zeros").write_bytes(bytes(3_000_000))
@@ -306,7 +308,7 @@ def test_the_limit_is_that_of_the_edition_that_names_one(tmp_path, data_dir, edi
     limit = EDITIONS[edition].size_limit
     if limit < 11:
         only_problem(report, "the zip is 11.0", f"the limit is {limit:g} MB")
-    assert bool(report.problems) == (limit < 11) and EDITIONS["cmu2025"].size_limit == 10
+    assert bool(report.wrong) == (limit < 11) and EDITIONS["cmu2025"].size_limit == 10
     assert EDITIONS["ucsc"].size_limit == EDITIONS["cmu2024"].size_limit == 100
 
 
@@ -340,7 +342,7 @@ def test_the_id_pattern_can_be_set_and_a_zip_is_called_one(folder, data_dir):
     with pytest.raises(GradingError, match="must end in .zip"):  # else it would be packed into the next one
         create_zip(folder, "alice", "alice.txt")
     assert not Path("alice.txt").exists()
-    assert create_zip(folder, "group-7", data_dir=data_dir, id_pattern=r"group-\d+").problems == []
+    assert create_zip(folder, "group-7", data_dir=data_dir, id_pattern=r"group-\d+").wrong == []
     for bad_id, pattern in (("alice", r"group-\d+"), ("group-\u0663", r"group-\d+"), ("a/b", ".*"), ("..", ".*"),
                             ("__MACOSX", ".*"), ("a", "(" * 10_000)):  # fmt: skip
         with pytest.raises(GradingError):
@@ -381,10 +383,10 @@ def test_command_line_status_0_and_1(folder, data_dir):
     (folder / "\u65e5\u672c.zip").write_text("x")
     done = run(folder, "alice", "--data", data_dir)
     assert done.returncode == 1 and done.stderr == ""
-    assert done.stdout.count("problem: ") == 2 and done.stdout.endswith("2 problems found\n")
+    assert done.stdout.count("\ndeduct: ") == 2 and done.stdout.endswith("\nwrong: deduct 2\n")
     Path("no.zip").write_text("no zip")
     done = run("no.zip", "alice")
-    assert done.returncode == 1 and done.stdout.endswith("1 problem found\n")
+    assert done.returncode == 1 and done.stdout.endswith("\nwrong: refuse 1\n")
 
 
 @pytest.mark.parametrize("arguments", [
@@ -405,10 +407,13 @@ def test_with_json_the_report_is_one_object(tmp_path, folder, data_dir):
     done = run(folder, "alice", "--json", "--data", data_dir)
     told = json.loads(done.stdout)
     assert done.returncode == told["status"] == 0 and told["lines"][-1] == "the submission is fine"
-    assert told["id"] == "alice" and told["problems"] == [] and "llama.py" in told["files"]
+    assert told["id"] == "alice" and "llama.py" in told["files"]
+    assert [one["severity"] for one in told["findings"]] == ["note"] and "wrote" in told["findings"][0]["text"]
     (folder / "rope.py").unlink()
     told = json.loads(run(folder, "alice", "--json", "--data", data_dir).stdout)
-    assert told["status"] == 1 and "rope.py" in told["problems"][0]
+    first = told["findings"][0]
+    assert told["status"] == 1 and (first["code"], first["severity"]) == ("E012-missing", "deduct")
+    assert "rope.py" in first["text"]
     assert run(tmp_path / "absent", "alice", "--json").stdout == ""
 
 
@@ -442,13 +447,14 @@ def test_a_submission_of_2026_holds_trained_models_and_may_lack_modules(tmp_path
     (folder / "addition_run.py").write_text("import matplotlib.pyplot, numpy\n")
     (folder / "stories42M.pt").write_bytes(b"0")
     report = create_zip(folder, "alice", tmp_path / "alice.zip", data_dir=data_dir, edition="cmu2026")
-    assert report.problems == [] and report.warnings == []
+    assert report.wrong == [] and [one.code for one in beside(report)] == ["E024-unlisted", "E031-needs-others"]
+    assert {one.severity for one in beside(report)} == {"note"}
     assert "addition_models/best_model/best_model.pth" in report.files and "stories42M.pt" not in report.files
     assert create_zip(
         folder, "alice", tmp_path / "b.zip", data_dir=data_dir, edition="ucsc"
-    ).problems  # whose set-up has no matplotlib
+    ).wrong  # whose set-up has no matplotlib
     for number in range(1, 6):
         (folder / f"addition_models/ablation_{number}/best_model.pth").unlink()
     (folder / "addition_models/best_model/best_model.pth").unlink()
-    first, second = create_zip(folder, "alice", tmp_path / "c.zip", data_dir=data_dir, edition="cmu2026").problems
+    first, second = create_zip(folder, "alice", tmp_path / "c.zip", data_dir=data_dir, edition="cmu2026").wrong
     assert "best_model/ with its .pth file is missing" in first and "has 0 folders ablation_N" in second
