@@ -71,7 +71,7 @@ def main() -> int:
     for own in filter(None, (args.config, settings.roster, settings.overrides)):
         if out.resolve() in Path(own).resolve().parents:
             raise GradingError(f"{printable(own)} lies in --out, where files are replaced; move it")
-    if (out / "grades.csv").exists() and not (out / STATE).exists():
+    if (out / "grades.csv").exists() and not (out / STATE).is_dir():
         raise GradingError(f"--out {printable(out)} holds a grades.csv that is not this program's; give another folder")
     need("jinja2")
     run_code = InBox(box_of(args)) if args.run_code else None

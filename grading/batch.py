@@ -1,34 +1,36 @@
 """All submissions of a folder, in several processes, and the sheets that are written about them.
 
-What is finished stands in state.jsonl, from which a run resumes. A line of it has a key, the hash of everything that a
-judgement depends on: the zip, the config, the data, the code of `grading/` and the packages that it compares with. A
-line with another key is not used.
+What is finished stands in one JSON file a student, from which a run resumes. It has a key, the hash of everything that
+a judgement depends on: the zip, the config, the data, the code of `grading/` and the packages that it compares with. A
+file with another key is not used, and replaced.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import html
 import io
 import json
 import os
+import pickle
+import queue
 import re
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
-from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 
 from grading.archive import FormatError
 from grading.editions import LABEL_NAMES
-from grading.findings import Finding, rank, with_severities
+from grading.findings import Finding, with_severities
 from grading.intake import Submission, read_payload
 from grading.judge import (
     Executed,
@@ -189,31 +191,54 @@ def _page(rows: Sequence[StudentRow], others: Sequence[str], outputs: Sequence[s
 
 # ------------------------------------------------------------------------------------------------------------ the batch
 
-STATE = "state.jsonl"
-LAST_SECONDS = 5.0  # of a process whose parent is gone
-Job = tuple[Path, str, Settings, "RunCode | None"]  # pickled for the processes
+STATE = "judgements"  # the folder of the students' JSON files
+Job = tuple[Path, str, Settings, "RunCode | None"]  # the arguments of `examine`
 
 
 def judge_one(job: Job) -> Judgement:
-    """Judge one submission, in a process of the pool. A defect of the checker is a finding, and stops nothing."""
-    path, student_id, settings, run_code = job
+    """Judge one submission. A defect of the checker is a finding, and stops nothing. Raises `GradingError`."""
     try:
-        return examine(path, student_id, settings, run_code)
+        return examine(*job)
     except GradingError:
         raise
-    except SystemExit:  # of `_begin_process`; the pool would go on with what waits
-        os._exit(1)
     except OSError as error:
-        return failed(f"cannot be read: {error.strerror}", settings)
+        return failed(f"cannot be read: {error.strerror}")
     except Exception as error:
-        return failed(f"{type(error).__name__}: {printable(error)}", settings)
+        return failed(f"{type(error).__name__}: {printable(error)}")
 
 
-def failed(why: str, settings: Settings) -> Judgement:
-    return Judgement(with_severities([Finding(f"the checker failed: {why}", "E079-failed")], settings.severity))
+def failed(why: str) -> Judgement:
+    return Judgement([Finding(f"the checker failed: {why}", "E079-failed")])
 
 
-# -------------------------------------------------------------------------------------------------------------- state
+def judge_all(
+    submissions: Sequence[Submission], settings: Settings, out: Path, jobs: int, run_code: RunCode | None = None
+) -> Iterator[tuple[Submission, Judgement | None]]:
+    """The submissions with their judgements, as they are finished; None without a file or student.
+
+    Writes a JSON file for each, and reads the one of an earlier run that has its key. Raises `GradingError` if the
+    grader's own files are broken; what is finished stays.
+    """
+    around, keys, todo = surroundings(settings, run_code), {}, {}
+    (out / STATE).mkdir(exist_ok=True)
+    for index, one in enumerate(submissions):
+        student_id, known = one.student.student_id, None
+        if one.path is not None and student_id:
+            keys[index] = key_of(one, around)
+            known = read_judgement(out / STATE / f"{student_id}.json", keys[index])
+            if known is None:
+                todo[index] = one.path, student_id, settings, run_code
+                continue
+        yield one, known
+    judged = _in_processes(todo, jobs) if jobs > 1 else ((index, judge_one(job)) for index, job in todo.items())
+    for index, judgement in judged:
+        one = submissions[index]
+        if all(finding.code != "E079-failed" for finding in judgement.findings):  # the next run tries that again
+            write_judgement(out / STATE / f"{one.student.student_id}.json", keys[index], judgement)
+        yield one, judgement
+
+
+# --------------------------------------------------------------------------------------------- one JSON file a student
 
 
 def _digest(*parts: bytes) -> str:
@@ -239,133 +264,101 @@ def key_of(submission: Submission, around: bytes) -> str:
     return _digest(around, submission.student.student_id.encode(), submission.path.name.encode(), payload)
 
 
-def line_of(key: str, judgement: Judgement) -> str:
+def write_judgement(path: Path, key: str, judgement: Judgement) -> None:
+    """Write a student's file, whole or not at all."""
     findings = [one.told() for one in judgement.findings]
-    return json.dumps({"key": key, **asdict(judgement), "findings": findings}, ensure_ascii=True) + "\n"
+    with atomic_write(path) as file:
+        file.write(json.dumps({"key": key, **asdict(judgement), "findings": findings}).encode())
 
 
-def read_state(path: Path) -> dict[str, Judgement]:
-    """The judgements of an earlier run by their keys. Lines that were cut short are left out."""
-    found = {}
-    for line in path.read_bytes().splitlines() if path.is_file() else []:
+def read_judgement(path: Path, key: str) -> Judgement | None:
+    """The judgement in a student's file; None if there is none with this key."""
+    try:
+        values = json.loads(path.read_bytes())
+        if values.pop("key") != key:
+            return None
+        values["findings"] = [Finding(**one) for one in values["findings"]]
+        values["scores"] = {name: tuple(score) for name, score in values["scores"].items()}
+        values["parts"] = values["parts"] and [Executed(*part) for part in values["parts"]]
+        return Judgement(**values)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+# --------------------------------------------------------------------------------------------------- several processes
+# Each judges one submission after the other. In a session of its own it hears no Ctrl-C, and its temporary files lie in
+# a folder of this process: it can be killed at any time. The end of its input tells it that this process is gone.
+
+WORKER = "import sys; sys.path[:] = {path!r}; from grading.batch import work; work(sys.argv[1])"
+LOOK = 0.02  # seconds between two looks for answers
+
+
+def _in_processes(todo: dict[int, Job], most: int) -> Iterator[tuple[int, Judgement]]:
+    """Judge in so many processes. One that dies costs its own submission alone."""
+    waiting, idle, busy = list(reversed(todo)), [], {}
+    with tempfile.TemporaryDirectory(prefix="minllama-", ignore_cleanup_errors=True) as scratch:
+        os.chmod(scratch, 0o711)  # the box's user passes through it
         try:
-            values = json.loads(line)
-            key = values.pop("key")
-            values["findings"] = [Finding(**one) for one in values["findings"]]
-            values["scores"] = {name: tuple(score) for name, score in values["scores"].items()}
-            values["parts"] = values["parts"] and [Executed(*part) for part in values["parts"]]
-            if all(one.code != "E079-failed" for one in values["findings"]):  # that is tried again
-                found[key] = Judgement(**values)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            continue
-    return found
+            while waiting or busy:
+                while waiting and len(busy) < most:
+                    process, index = idle.pop() if idle else _start_worker(scratch), waiting.pop()
+                    busy[process] = index
+                    with contextlib.suppress(BrokenPipeError):  # it has died, which is found below
+                        process.stdin.write(pickle.dumps((index, todo[index])))
+                time.sleep(LOOK)
+                for process, index in [*busy.items()]:
+                    has_died = process.poll() is not None  # before the look for an answer, which it may have given
+                    if has_died or Path(scratch, str(index)).exists():
+                        del busy[process]
+                        idle += [] if has_died else [process]
+                        yield index, _read_answer(Path(scratch, str(index)))
+        finally:
+            for process in (*busy, *idle):
+                with process:
+                    process.kill()
 
 
-# ---------------------------------------------------------------------------------------------------------------- run
+def _start_worker(scratch: str) -> subprocess.Popen:
+    flags, code = ["-B"] * sys.dont_write_bytecode, WORKER.format(path=sys.path)
+    return subprocess.Popen(
+        [sys.executable, *flags, "-c", code, scratch], stdin=subprocess.PIPE, bufsize=0, start_new_session=True,
+        env=os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), scratch),
+    )  # fmt: skip
 
 
-def judge_all(
-    submissions: Sequence[Submission], settings: Settings, out: Path, jobs: int, run_code: RunCode | None = None
-) -> Iterator[tuple[Submission, Judgement | None]]:
-    """The submissions with their judgements, as they are finished; None without a file or student. Writes state.jsonl.
-
-    Raises `GradingError` if the grader's own files are broken; what is finished stays.
-    """
-    around, known = surroundings(settings, run_code), read_state(out / STATE)
-    is_known = [one.path is not None and bool(one.student.student_id) for one in submissions]
-    keys = {index: key_of(one, around) for index, one in enumerate(submissions) if is_known[index]}
-    yield from ((one, None) for one, known_one in zip(submissions, is_known, strict=True) if not known_one)
-    yield from ((submissions[index], known[key]) for index, key in keys.items() if key in known)
-    todo = {
-        index: (submissions[index].path, submissions[index].student.student_id, settings, run_code)
-        for index, key in keys.items()
-        if key not in known
-    }
-    with open(out / STATE, "ab") as state:
-        if state.tell():
-            state.write(b"\n")  # the last line may be cut short
-        for index, judgement in _in_processes(todo, jobs):
-            known[keys[index]] = judgement
-            state.write(line_of(keys[index], judgement).encode())
-            state.flush()
-            os.fsync(state.fileno())
-            yield submissions[index], judgement
-    with atomic_write(out / STATE) as state:  # in order, without the lines of other runs
-        state.writelines(line_of(key, known[key]).encode() for key in dict.fromkeys(keys.values()))
+def _read_answer(file: Path) -> Judgement:
+    """The answer that a process has left in a file. Raises the `GradingError` that it met."""
+    answer = pickle.loads(file.read_bytes()) if file.exists() else failed("its process died")
+    if isinstance(answer, GradingError):
+        raise answer
+    return answer
 
 
-def _in_processes(todo: dict[int, Job], jobs: int) -> Iterator[tuple[int, Judgement]]:
-    """Judge in so many processes. One that dies is started again, for what it may have died of one at a time."""
-    if jobs == 1:
-        yield from ((index, judge_one(job)) for index, job in todo.items())
-        return
-    lost = {}
-    with closing(_pool(todo, jobs)) as finished:
-        for index, future in finished:
-            try:
-                yield index, future.result()
-            except BrokenProcessPool:
-                lost[index] = todo[index]
-    for index, job in lost.items():
-        for _, future in _pool({index: job}, 1):
-            try:
-                yield index, future.result()
-            except BrokenProcessPool:
-                yield index, failed("its process died", job[2])
+def work(scratch: str) -> None:
+    """In a process of its own: judge the jobs on standard input, and leave each answer in a file with its number."""
+
+    def read_jobs() -> None:
+        try:
+            while True:
+                jobs.put(pickle.load(sys.stdin.buffer))
+        finally:  # the end of the input, also within a job
+            shutil.rmtree(scratch, ignore_errors=True)
+            os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where there are no sessions
+    jobs: queue.SimpleQueue = queue.SimpleQueue()
+    threading.Thread(target=read_jobs, daemon=True).start()
+    while True:
+        index, job = jobs.get()
+        try:
+            answer = judge_one(job)
+        except GradingError as error:
+            answer = error
+        with atomic_write(Path(scratch, str(index))) as file:
+            file.write(pickle.dumps(answer))
 
 
-def _pool(todo: dict[int, Job], jobs: int) -> Iterator[tuple[int, Future]]:
-    """The finished futures of a pool of fresh processes. Those that wait are dropped when the caller stops."""
-    others, pool = {*active_children()}, ProcessPoolExecutor(jobs, get_context("spawn"), _begin_process)
-    try:
-        with _deaf_to_interrupts():
-            futures = {pool.submit(judge_one, job): index for index, job in todo.items()}  # starts the processes
-        yield from ((futures[future], future) for future in as_completed(futures))
-    except BaseException:
-        for process in {*active_children()} - others:
-            process.terminate()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-@contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block; a process that begins in it hears none until it says so."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # as it is
-    try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # raises, and has blocked, if Ctrl-C came before
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def _begin_process() -> None:
-    """In a process of the pool: it ends, and removes its files, when the parent says so or is gone."""
-
-    def follow() -> None:
-        parent_process().join()
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(LAST_SECONDS)
-        os._exit(1)
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
-    if hasattr(signal, "pthread_sigmask"):  # see _deaf_to_interrupts
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    sys.unraisablehook = _end_later
-    threading.Thread(target=follow, daemon=True).start()
-
-
-def _end_later(unraisable: sys.UnraisableHookArgs) -> None:
-    """What a signal raises is lost if Python was in a `__del__` or a weak reference's callback: it comes once more."""
-    if isinstance(unraisable.exc_value, SystemExit):
-        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    else:
-        sys.__unraisablehook__(unraisable)
+# ----------------------------------------------------------------------------------------------------------- all rows
 
 
 def rows_of(
@@ -377,8 +370,8 @@ def rows_of(
     between, rows = compare_students(digests), []
     for one, judgement in judged:
         student = one.student
-        extra = with_severities([*one.messages, *between.get(student.student_id, [])], settings.severity)
-        findings = sorted([*extra, *(judgement.findings if judgement else [])], key=rank)
+        found = [*one.messages, *between.get(student.student_id, []), *(judgement.findings if judgement else [])]
+        findings = with_severities(found, settings.severity)
         grade = override(grade_of(findings, judgement, settings), student.student_id, overrides)
         file = printable(one.path.name) if one.path else ""
         rows.append(StudentRow(*student, file, judgement, findings, grade))

@@ -29,7 +29,7 @@ from grading.editions import (
     TEXTS,
     reference_accuracy,
 )
-from grading.findings import Finding, with_severities
+from grading.findings import Finding
 from grading.intake import Submission, read_payload, read_table
 from grading.needs import Files, Package
 from grading.outputs import OUTPUT, right_name
@@ -209,8 +209,8 @@ MAX_CHECKER = 1_000_000  # bytes of a checker that is compared
 class Judgement:
     """What is known of one submission by itself. Plain values, which JSON keeps.
 
-    was_read: whether it could be judged at all. scores: lines, accuracy and majority of each output file. digests: of
-    fine-tuned labels, to compare students. parts: None where no code was run.
+    findings: with the table's severities. was_read: whether it could be judged at all. scores: lines, accuracy and
+    majority of each output file. digests: of fine-tuned labels, to compare students. parts: None where no code was run.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -226,37 +226,37 @@ def examine(path: Path, student_id: str, settings: Settings, run_code: RunCode |
     try:
         payload = read_payload(path, student_id)
     except FormatError as error:
-        judgement.findings = with_severities([Finding(str(error), "E003-unpacked")], settings.severity)
+        judgement.findings.append(Finding(str(error), "E003-unpacked"))
         return judgement
     report, files = look_into(payload, student_id, rules)
-    messages = list(_refined(report, settings))
+    findings = list(_refined(report, settings))
     if len(payload) > rules.max_bytes and not path.is_dir():
-        messages.append(rules.too_large(len(payload)))
+        findings.append(rules.too_large(len(payload)))
     if files is not None:
         judgement.was_read = True
-        messages += check_texts(report.texts, settings)
-        messages += [*check_results(report, settings), *_suspicious(files, Package())]
+        findings += check_texts(report.texts, settings)
+        findings += [*check_results(report, settings), *_suspicious(files, Package())]
         judgement.digests = fine_tuned_digests(report.labels, settings.thresholds.lines)
         if run_code:
             judgement.parts = _run(files, settings.edition, run_code)
-            messages += list(_failed(judgement.parts))
+            findings += list(_failed(judgement.parts))
     if right_name(student_id) in report.files and any(name in report.files for name in ADVANCED):
-        messages.append(Finding("advanced outputs and a report", "E064-a-plus", right_name(student_id)))
+        findings.append(Finding("advanced outputs and a report", "E064-a-plus", right_name(student_id)))
     judgement.scores = {name: tuple(score) for name, score in report.scores.items()}
-    judgement.findings = with_severities(messages, settings.severity)
+    judgement.findings = findings
     return judgement
 
 
 def _refined(report: Report, settings: Settings) -> Iterator[Finding]:
-    """The report's messages: missing files one by one, accuracies left to `grading.judge` and its config."""
-    for message in report.findings:
-        if message.code == "E012-missing":
+    """The report's findings: missing files one by one, accuracies left to `grading.judge` and its config."""
+    for finding in report.findings:
+        if finding.code == "E012-missing":
             for name in EDITIONS[settings.edition].required:
                 if name not in report.files:
                     code = "E012-missing" if name.endswith(".py") else "E013-no-output"
                     yield Finding(f"missing: {with_hints([name], report.files)}", code, name)
-        elif message.code not in ("E040-accuracy", "E041-high"):
-            yield message
+        elif finding.code not in ("E040-accuracy", "E041-high"):
+            yield finding
 
 
 def _suspicious(files: Files, package: Package) -> Iterator[Finding]:
