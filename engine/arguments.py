@@ -118,7 +118,8 @@ def temperature_path(args: Namespace) -> Path:
 
 def _check_classify_files(args: Namespace) -> dict[str, Path]:
     """Check the outputs of a classification, and replace the names of the data files by their paths."""
-    kind, outputs = "advanced" if args.method else OUTPUT_WORDS[args.option], {}
+    kind = "advanced" if args.method else OUTPUT_WORDS[args.option]
+    outputs: dict[str, Path] = {}
     for flag, split in OUTPUT_FLAGS.items():
         path = getattr(args, flag)
         ending = f"{split}-{kind}-output.txt"

@@ -240,7 +240,8 @@ def _predict(model: nn.Module, about: SavedRun, sentences: list[str], batch_size
 @torch.inference_mode()
 def log_probabilities(model: nn.Module, dataset: Sentences, batch_size: int) -> torch.Tensor:
     """What a classifier has for the labels of each sentence, in the order of the data, on the CPU: n c"""
-    device, found = next(model.parameters()).device, {}
+    device = next(model.parameters()).device
+    found: dict[int, torch.Tensor] = {}
     for batch in loader_of(dataset, pretrained_of(model).config, batch_size, device):
         rows = model(batch["token_ids"].to(device)).cpu()  # b c
         found |= zip(batch["indices"], rows, strict=True)

@@ -95,7 +95,7 @@ def check_format(path: str | os.PathLike) -> None:
 def _columns_in(path: str) -> tuple[str, str] | None:
     """The format that all lines of a file have (its ending, and what every line is); None for lines of text."""
     try:
-        kinds = map(_format_of_line, filter(bytes.strip, lines_arriving(path)))
+        kinds = (_format_of_line(line) for line in lines_arriving(path) if line.strip())
         if (first := next(kinds, None)) is None:
             return None
         second = next(kinds, None if first[0] == ".tsv" else first)  # one line with tabs is no table
@@ -328,7 +328,8 @@ def _delimited(path: str | os.PathLike) -> Iterator[tuple[int, dict[str, str]]]:
 
 def _apart(names: Sequence[str]) -> list[str]:
     """The names of columns; each of several that have one name gets a number: `x (1)`, `x (2)`."""
-    counts, seen, apart = Counter(names), Counter(), []
+    counts, seen = Counter(names), Counter[str]()
+    apart = []
     for name in names:
         seen[name] += 1
         apart.append(NUMBERED.format(name, seen[name]).strip() if counts[name] > 1 else name)
@@ -353,7 +354,7 @@ def _whole_json(path: str | os.PathLike) -> str:
         value = parse_json("\n".join(lines_of(path)))
     except ValueError:
         return ""
-    kind = {list: "array", dict: "object"}.get(type(value), "value")
+    kind = "array" if isinstance(value, list) else "object" if isinstance(value, dict) else "value"
     return f"{path} is one JSON {kind}; {OTHER_FORMATS['.json']}"
 
 
