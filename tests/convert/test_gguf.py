@@ -17,7 +17,7 @@ from error_helpers import ROOT, check_one_error, refused, snapshot
 
 from convert import gguf as convert_gguf
 from convert import hugging_face
-from convert.__main__ import get_args
+from convert.__main__ import get_args, main
 from convert.vocabulary import UNUSED, read_vocabulary
 from engine.weights import load_llama_model
 from llama import Llama
@@ -211,37 +211,41 @@ def test_llama_cpp_reads_text_as_we_do(tmp_path: Path):
 # ------------------------------------------------------------------------------------------------- bad input
 
 
-def test_a_bidirectional_model_is_refused_and_causal_converts_it(tiny_checkpoint: Path, tmp_path: Path):
+def test_a_bidirectional_model_is_refused_and_causal_converts_it(call: Callable, tiny_checkpoint: Path, tmp_path: Path):
     pytest.importorskip("gguf", reason="the package gguf is not installed")
-    done = run_module(tiny_checkpoint, "out.gguf", "--to", "gguf", cwd=tmp_path)
-    check_one_error(done.returncode, done.stderr, "bidirectional", "--attention causal")
+    status, _, err = call(tiny_checkpoint, "out.gguf", "--to", "gguf", main=main)
+    check_one_error(status, err, "bidirectional", "--attention causal")
     assert not list(tmp_path.iterdir())
-    done = run_module(tiny_checkpoint, "out.gguf", "--to", "gguf", "--attention", "causal", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    status, _, err = call(tiny_checkpoint, "out.gguf", "--to", "gguf", "--attention", "causal", main=main)
+    assert status == 0, err
     assert {tensor.name for tensor in reader(tmp_path / "out.gguf").tensors} >= {"token_embd.weight"}
 
 
 @pytest.mark.parametrize("to", slow_among(["hf", "llama2c", "gguf"], ["hf", "llama2c"]))
-def test_a_model_with_layer_norm_is_nothing_that_others_know(to: str, tiny_checkpoint: Path, tmp_path: Path):
+def test_a_model_with_layer_norm_is_nothing_that_others_know(
+    call: Callable, to: str, tiny_checkpoint: Path, tmp_path: Path
+):
     folder = tmp_path / "model"
     folder.mkdir()
     path = save_checkpoint(folder / "layer.pt", random_llama(norm="layer", attention="causal"))
     (folder / "layer.model").write_bytes(tiny_checkpoint.with_suffix(".model").read_bytes())
-    done = run_module(path, "out", "--to", to, cwd=tmp_path)
-    check_one_error(done.returncode, done.stderr, "has LayerNorm", to)
+    status, _, err = call(path, "out", "--to", to, main=main)
+    check_one_error(status, err, "has LayerNorm", to)
     assert [*tmp_path.iterdir()] == [folder]
 
 
 @pytest.mark.slow
-def test_another_tokenizer_names_both_sizes_and_no_file_is_overwritten(tiny_checkpoint: Path, tmp_path: Path):
+def test_another_tokenizer_names_both_sizes_and_no_file_is_overwritten(
+    call: Callable, tiny_checkpoint: Path, tmp_path: Path
+):
     pytest.importorskip("gguf", reason="the package gguf is not installed")
     flags = ["--to", "gguf", "--attention", "causal", "--tokenizer", BUNDLED.with_suffix(".model")]
-    done = run_module(tiny_checkpoint, "out.gguf", *flags, cwd=tmp_path)
-    check_one_error(done.returncode, done.stderr, "300", "2048", "--tokenizer")
+    status, _, err = call(tiny_checkpoint, "out.gguf", *flags, main=main)
+    check_one_error(status, err, "300", "2048", "--tokenizer")
     assert not list(tmp_path.iterdir())
     (tmp_path / "out.gguf").write_text("old")
-    done = run_module(tiny_checkpoint, "out.gguf", *flags, cwd=tmp_path)
-    check_one_error(done.returncode, done.stderr, "OUT", "out.gguf is there already")
+    status, _, err = call(tiny_checkpoint, "out.gguf", *flags, main=main)
+    check_one_error(status, err, "OUT", "out.gguf is there already")
     assert snapshot(tmp_path) == {"out.gguf": b"old"}
 
 
@@ -312,21 +316,21 @@ def test_wrong_flags_are_one_sentence(flags: list[object], words: list[str]):
     assert all(word in message for word in words)
 
 
-def test_a_damaged_checkpoint_is_one_line_and_no_file(tmp_path: Path, tiny_tokenizer: Path):
+def test_a_damaged_checkpoint_is_one_line_and_no_file(call: Callable, tmp_path: Path, tiny_tokenizer: Path):
     (tmp_path / "m.pt").write_bytes(BUNDLED.read_bytes()[:5000])
     before = snapshot(tmp_path)
-    done = run_module("m.pt", "m.gguf", "--to", "gguf", "--tokenizer", tiny_tokenizer, cwd=tmp_path)
-    check_one_error(done.returncode, done.stderr, "m.pt")
+    status, _, err = call("m.pt", "m.gguf", "--to", "gguf", "--tokenizer", tiny_tokenizer, main=main)
+    check_one_error(status, err, "m.pt")
     assert snapshot(tmp_path) == before
 
 
-def test_a_checkpoint_of_original_names_converts_as_well(tiny_tokenizer: Path, tmp_path: Path):
+def test_a_checkpoint_of_original_names_converts_as_well(call: Callable, tiny_tokenizer: Path, tmp_path: Path):
     pytest.importorskip("gguf", reason="the package gguf is not installed")
     model = grouped_model()
     state = {name.replace("compute_query", "wq"): tensor for name, tensor in model.state_dict().items()}
     path = tmp_path / "original.pt"
     torch.save({"model": state, "model_args": vars(model.config)}, save_checkpoint(path, model))
-    done = run_module(path, "m.gguf", "--to", "gguf", "--tokenizer", tiny_tokenizer, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    status, _, err = call(path, "m.gguf", "--to", "gguf", "--tokenizer", tiny_tokenizer, main=main)
+    assert status == 0, err
     (query,) = (tensor for tensor in reader(tmp_path / "m.gguf").tensors if tensor.name == "blk.0.attn_q.weight")
     assert np.array_equal(query.data, model.layers[0].attention.compute_query.weight.detach().numpy())

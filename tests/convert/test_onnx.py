@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from error_helpers import ROOT, check_one_error, refused
 
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
 from convert import onnx as convert_onnx
-from convert.__main__ import get_args
+from convert.__main__ import get_args, main
 from convert.compare import largest_difference
 from engine.runs import load_classifier, record_of, save_classifier
 from rope import apply_rotary_emb, frequencies
@@ -128,9 +129,9 @@ def test_flags_that_say_nothing_to_a_saved_classifier(flags: list[str], saved: P
     refused(f"{flags[0]}.* is not for --to onnx", get_args, given)
 
 
-def test_a_checkpoint_is_no_classifier(tmp_path: Path):
-    done = run_module(BUNDLED, tmp_path / "m.onnx", "--to", "onnx")
-    check_one_error(done.returncode, done.stderr, "minllama1M.pt is not a saved classifier")
+def test_a_checkpoint_is_no_classifier(call: Callable, tmp_path: Path):
+    status, _, err = call(BUNDLED, "m.onnx", "--to", "onnx", main=main)
+    check_one_error(status, err, "minllama1M.pt is not a saved classifier")
     assert not list(tmp_path.iterdir())
 
 

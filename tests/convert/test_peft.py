@@ -11,7 +11,7 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
-from conversions import run_convert, run_module  # noqa: E402
+from conversions import run_convert  # noqa: E402
 from error_helpers import refused  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from shapes import bytes_of_text, hf_llama, rewrite, save  # noqa: E402
@@ -25,6 +25,7 @@ from bert.wordpiece import WordPiece  # noqa: E402
 from classifier import LlamaEmbeddingClassifier  # noqa: E402
 from convert import patterns  # noqa: E402
 from convert import peft as adapters  # noqa: E402
+from convert.__main__ import main  # noqa: E402
 from engine import runs as saved_runs  # noqa: E402
 from engine.checkpointer import Checkpointer  # noqa: E402
 from engine.families import create_methods, read_tokenizer  # noqa: E402
@@ -318,10 +319,10 @@ def test_the_base_is_found_beside_the_adapter_or_from_here_or_as_it_is_said(
     refused("is an adapter itself", load_llama_model, adapter)
 
 
-def test_the_program_writes_an_adapter_and_merges_it(base: Path, tmp_path: Path):
+def test_the_program_writes_an_adapter_and_merges_it(call: Callable, base: Path, tmp_path: Path):
     path, out = trained_llama(base), tmp_path / "adapter"
-    done = run_module(path, out, "--to", "peft", "--base", base)
-    assert done.returncode == 0 and f"wrote {out}" in done.stdout and "the head of" in done.stderr
+    status, printed, err = call(path, out, "--to", "peft", "--base", base, main=main)
+    assert status == 0 and f"wrote {out}" in printed and "the head of" in err
     rewrite(out / "adapter_config.json", base_model_name_or_path="someone/llama")
     run_convert(out, tmp_path / "merged", "--to", "hf", "--base", base)
     merged, ours = load_llama_model(tmp_path / "merged"), saved_runs.load_classifier(path)[0].llama
