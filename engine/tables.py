@@ -95,7 +95,7 @@ def check_format(path: str | os.PathLike) -> None:
 def _columns_in(path: str) -> tuple[str, str] | None:
     """The format that all lines of a file have (its ending, and what every line is); None for lines of text."""
     try:
-        kinds = (_format_of_line(line) for line in lines_arriving(path) if line.strip())
+        kinds = (_format_of_line(line) for line in lines_arriving(path) if line and line.strip())
         if (first := next(kinds, None)) is None:
             return None
         second = next(kinds, None if first[0] == ".tsv" else first)  # one line with tabs is no table
