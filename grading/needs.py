@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ast
 import bisect
+import contextlib
 import os
 import posixpath
 import re
@@ -185,7 +186,7 @@ def parse(source: bytes) -> ast.AST:
 
 
 def _imported(tree: ast.AST, package: list[str]) -> Iterator[Import]:
-    """Every import statement of a tree, without those for type checkers alone."""
+    """Every import statement of a tree, without those for type checkers alone; and what calls with a text import."""
     waiting = [(tree, False, False)]
     for node, is_optional, is_lazy in waiting:
         if isinstance(node, ast.Import):
@@ -195,12 +196,30 @@ def _imported(tree: ast.AST, package: list[str]) -> Iterator[Import]:
             module = ".".join([*base, *([node.module] if node.module else [])])[:MAX_NAME]
             for alias in node.names:
                 yield Import(node.lineno, f"{module}.{alias.name}", is_optional, is_lazy)
+        for part in ast.iter_child_nodes(node):
+            for call in ast.walk(part) if isinstance(part, ast.expr) else ():
+                yield from (Import(call.lineno, name, is_optional, is_lazy) for name in _called_for(call))
         inner = is_optional or _provides_for_absence(node)
         lazy = is_lazy or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         if not _is_for_type_checkers(node):
             waiting += [(statement, inner, lazy) for statement in _block(node, "body")]
         for part in ("handlers", "orelse", "finalbody", "cases"):
             waiting += [(statement, is_optional, lazy) for statement in _block(node, part)]
+
+
+def _called_for(call: ast.AST) -> list[str]:
+    """What `import_module("x")`, `__import__("x")` and `exec("import x")` import; nothing of other expressions."""
+    arguments = getattr(call, "args", [])
+    text = arguments[0].value if arguments and isinstance(arguments[0], ast.Constant) else None
+    called = getattr(call, "func", None)
+    name = getattr(called, "id", getattr(called, "attr", ""))
+    if not isinstance(text, str):
+        return []
+    if name in ("import_module", "__import__"):
+        return [text[:MAX_NAME]] * (not text.startswith("."))
+    with contextlib.suppress(FormatError):
+        return [each.name for each in _imported(parse(text.encode()), [])] if name in ("exec", "eval") else []
+    return []
 
 
 def _block(node: ast.AST, part: str) -> list[ast.AST]:

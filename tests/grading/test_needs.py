@@ -126,6 +126,12 @@ def needed(package):
     ("import torch.nn, numpy as np, sklearn.metrics, tqdm, sentencepiece, scipy, requests, tokenizers, tomllib", None),
     ("import importlib_metadata, filelock, __main__, os.path", None),
     ("import sys\nsys.path.append('src')\nimport own_module, own_folder", None),
+    ("model = __import__('transformers.models.llama').models", "transformers (llama.py line 1)"),
+    ("import importlib\ndef f():\n  return importlib.import_module('peft.x')", "peft (llama.py line 3)"),
+    ("exec('from jax import numpy')", "jax (llama.py line 1)"),
+    ("x = eval(\"__import__('jax')\")", "jax (llama.py line 1)"),
+    ("if exec('import jax') is None: pass", "jax (llama.py line 1)"), ("exec('import'); eval('1 +'); exec(x)", None),
+    ("try:\n  x = __import__('numba')\nexcept ImportError:\n  x = None", None), ("__import__('numpy')", None),
 ])  # fmt: skip
 def test_libraries_that_the_course_does_not_install(check_files, code, named):
     own = {"src/own_module.py": "", "src/own_folder/x.py": "", "helper.py": "import mine, seaborn"}
