@@ -16,9 +16,9 @@ if __name__ == "__main__":
         sys.exit(2)
     sys.exit(run_script("optimizer_test"))  # which imports this file once more
 
-from grading.asking import add_flags, student_of
 from grading.editions import DEFAULT_EDITION, EDITIONS
 from grading.programs import GradingParser, add_json, run_told
+from grading.student_process import add_flags, student_of
 
 
 def main() -> int:

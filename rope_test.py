@@ -16,9 +16,9 @@ if __name__ == "__main__":
         sys.exit(2)
     sys.exit(run_script("rope_test"))  # which imports this file once more
 
-from grading.asking import add_flags, student_of
 from grading.editions import DEFAULT_EDITION, EDITIONS
 from grading.programs import GradingParser, add_json, run_told
+from grading.student_process import add_flags, student_of
 
 
 def main() -> int:
@@ -28,6 +28,6 @@ def main() -> int:
     add_json(parser)
     args = parser.parse_args()
     with student_of(args) as student:  # its process imports PyTorch while this one does
-        from grading.rotation import check_rotation
+        from grading.rotary import check_rotation
 
         return run_told("rope_test.py", args, lambda _: 0 if check_rotation(student) else 1)

@@ -25,9 +25,9 @@ from argparse import Namespace
 from contextvars import copy_context
 from typing import Any
 
-from grading.asking import Student, add_flags, student_of
 from grading.editions import ATTENTION_KINDS, BUNDLED_NORM, DEFAULT_EDITION, EDITIONS, NORMS
 from grading.programs import DefaultText, GradingError, GradingParser, add_json, run_told
+from grading.student_process import Student, add_flags, student_of
 
 COURSE_CHECKPOINT, COURSE_REFERENCE = "stories42M.pt", "sanity_check.data"
 

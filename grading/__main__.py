@@ -14,10 +14,10 @@ from pathlib import Path
 
 from grading.batch import STATE, judge_all, rows_of, write_sheets
 from grading.box import InBox, add_box_flags, box_of
-from grading.intake import find_submissions
 from grading.judge import REFUSED, read_overrides, summary
 from grading.programs import GradingError, GradingParser, printable, run_main, whole_number
 from grading.settings import need, read_settings, write_first
+from grading.uploads import find_submissions
 
 
 def get_args() -> argparse.Namespace:

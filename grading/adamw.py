@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from grading import questions
-from grading.asking import ChildAnswer, ChildQuestion, Student
-from grading.rotation import LARGEST_ERROR, Say, alike, report_error, report_verdict
+from grading.rotary import LARGEST_ERROR, Say, alike, report_error, report_verdict
 from grading.small_model import SALT
+from grading.student_process import ChildAnswer, ChildQuestion, Student
 
 # The weights of the assignment's 1,000-step run, as its optimizer_test.npy publishes them
 # (github.com/neubig/minllama-assignment, commit 2951cdd).

@@ -1,7 +1,7 @@
 """Pre-training on additions, the 2026 edition's second part: its folder of models, and what a model is worth.
 
-A model learns to write `1249+7996=9245` from `1249+7996=`. `grading.trained` reads the models and runs them; everything
-that a student's JSON files claim is computed here again, as far as a model shows it.
+A model learns to write `1249+7996=9245` from `1249+7996=`. `grading.addition_models` reads the models and runs them;
+everything that a student's JSON files claim is computed here again, as far as a model shows it.
 """
 
 from __future__ import annotations

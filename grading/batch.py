@@ -31,7 +31,6 @@ from pathlib import Path
 from grading.archive import FormatError
 from grading.editions import LABEL_NAMES
 from grading.findings import Finding, with_severities
-from grading.intake import Submission, read_payload
 from grading.judge import (
     Executed,
     Grade,
@@ -47,6 +46,7 @@ from grading.needs import Package
 from grading.outputs import OUTPUT, can_count_pages
 from grading.programs import GradingError, atomic_write, printable
 from grading.settings import Settings, need
+from grading.uploads import Submission, read_payload
 
 # ----------------------------------------------------------------------------------------------------------- the sheets
 # Two CSV files, a report for each student, one page for all. Names and texts are hostile. In a CSV file, a cell that a
@@ -289,8 +289,8 @@ def read_judgement(path: Path, key: str) -> Judgement | None:
 # Each judges one submission after the other. In a session of its own it hears no Ctrl-C, and its temporary files lie in
 # a folder of this process: it can be killed at any time. The end of its input tells it that this process is gone.
 
-WORKER = "import sys; sys.path[:] = {path!r}; from grading.batch import work; work(sys.argv[1])"
-LOOK = 0.02  # seconds between two looks for answers
+WORKER_CODE = "import sys; sys.path[:] = {path!r}; from grading.batch import work; work(sys.argv[1])"
+POLL = 0.02  # seconds between two looks for answers
 
 
 def _in_processes(todo: dict[int, Job], most: int) -> Iterator[tuple[int, Judgement]]:
@@ -305,7 +305,7 @@ def _in_processes(todo: dict[int, Job], most: int) -> Iterator[tuple[int, Judgem
                     busy[process] = index
                     with contextlib.suppress(BrokenPipeError):  # it has died, which is found below
                         process.stdin.write(pickle.dumps((index, todo[index])))
-                time.sleep(LOOK)
+                time.sleep(POLL)
                 for process, index in [*busy.items()]:
                     has_died = process.poll() is not None  # before the look for an answer, which it may have given
                     if has_died or Path(scratch, str(index)).exists():
@@ -319,7 +319,7 @@ def _in_processes(todo: dict[int, Job], most: int) -> Iterator[tuple[int, Judgem
 
 
 def _start_worker(scratch: str) -> subprocess.Popen:
-    flags, code = ["-B"] * sys.dont_write_bytecode, WORKER.format(path=sys.path)
+    flags, code = ["-B"] * sys.dont_write_bytecode, WORKER_CODE.format(path=sys.path)
     return subprocess.Popen(
         [sys.executable, *flags, "-c", code, scratch], stdin=subprocess.PIPE, bufsize=0, start_new_session=True,
         env=os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), scratch),

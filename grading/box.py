@@ -24,7 +24,12 @@ from functools import partial
 from pathlib import Path
 
 from grading.archive import FormatError, archive_problems, read_archive, read_entry
-from grading.asking import (
+from grading.editions import DEFAULT_EDITION, EDITIONS
+from grading.judge import Executed
+from grading.programs import GradingError, GradingParser, printable, run_main
+from grading.rules import Report
+from grading.sandbox import LIMITS, MIB, OPTIONAL, Box, BoxedProcess, BoxLimits, open_box, open_to_all
+from grading.student_process import (
     ChildAnswer,
     ChildQuestion,
     Student,
@@ -32,13 +37,8 @@ from grading.asking import (
     takes_attention,
     time_limit_of,
 )
-from grading.editions import DEFAULT_EDITION, EDITIONS
-from grading.intake import read_payload
-from grading.judge import Executed
-from grading.programs import GradingError, GradingParser, printable, run_main
-from grading.rules import Report
-from grading.sandbox import LIMITS, MIB, OPTIONAL, Box, BoxedProcess, BoxLimits, open_box, open_to_all
 from grading.submission import CLUTTER, FOREIGN, enter_top_folder
+from grading.uploads import read_payload
 
 MOST_CODE = 100 * MIB  # bytes of a submission that is run
 ROPE, ADAMW, START, END = "rope_test.py", "optimizer_test.py", "import of PyTorch", "end of the process"
@@ -151,7 +151,7 @@ def each_check(folder: Path, edition: str, box: Box, drawer: random.Random) -> I
     except GradingError as error:  # the box has been tried before: what keeps it from starting is in the folder
         yield Executed(START, False, str(error))
     for name in EDITIONS[edition].folders:
-        from grading.trained import check_models
+        from grading.addition_models import check_models
 
         with tempfile.TemporaryDirectory(prefix="minllama-") as empty, BoxedStudent(Path(empty), box=box) as reader:
             yield from check_models(reader, Path(folder, name), drawer)
@@ -161,7 +161,7 @@ def check_scripts(student: BoxedStudent, drawer: random.Random, edition: str) ->
     """What `rope_test.py` and `optimizer_test.py` say, with drawn inputs beside the published ones."""
     from grading.adamw import COURSE_CHECK, OWN_LIMIT, check_adamw
     from grading.parts import draw_salt
-    from grading.rotation import check_rotation
+    from grading.rotary import check_rotation
 
     for part, check in (
         (ROPE, partial(check_rotation, seed=draw_salt((), drawer))),

@@ -1,8 +1,8 @@
 """The process in which a student's code runs: it gets questions on one pipe and writes answers to another.
 
-`grading.asking` starts it. What a student's code prints goes to standard error alone. This process holds no expected
-value and no verdict, and cannot import the modules that compute them. So nothing that a student's code does to this
-process makes a wrong answer right. The code can still read any file, those of `grading/` too.
+`grading.student_process` starts it. What a student's code prints goes to standard error alone. This process holds no
+expected value and no verdict, and cannot import the modules that compute them. So nothing that a student's code does to
+this process makes a wrong answer right. The code can still read any file, those of `grading/` too.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ SAMPLINGS = {  # by what `generate` keeps of the probabilities above temperature
     "top-p": "the fewest likely tokens whose probabilities sum to at least 0.95",
 }  # fmt: skip
 EPSILON, TOP_P = 0.05, 0.95
-ADAPTERS = "tests/adapters.py"  # of a submission whose code has another structure: see grading.returned
+ADAPTERS = "tests/adapters.py"  # of a submission whose code has another structure: see grading.answers
 OUTPUT_KINDS = ("prompting", "finetuning", "lora", "advanced")
 
 

@@ -24,7 +24,6 @@ from grading.archive import FormatError, fixed_entry
 from grading.box import ADAMW, ROPE, Executed, run_checks
 from grading.editions import ACCURACY_BANDS, DEFAULT_EDITION, EDITIONS, LABEL_NAMES, reference_accuracies
 from grading.findings import SEVERITIES
-from grading.intake import read_payload
 from grading.programs import (
     ROOT,
     GradingError,
@@ -39,6 +38,7 @@ from grading.programs import (
 from grading.rules import Report, Rules
 from grading.sandbox import STUDENT, BoxLimits, UserBox, add_python
 from grading.submission import check_bytes
+from grading.uploads import read_payload
 
 CONFIG, GOLD = "gradescope.json", "gold"  # in the zip
 # Gradescope gives half a processor, 768 MB and ten minutes, if nobody asks for more. The grader itself needs 320 MB.

@@ -30,7 +30,6 @@ from grading.editions import (
     reference_accuracy,
 )
 from grading.findings import Finding
-from grading.intake import Submission, read_payload, read_table
 from grading.needs import Files, Package
 from grading.outputs import OUTPUT, right_name
 from grading.programs import PARTS_FILE, SEPARATOR, GradingError, few, printable, read_text
@@ -38,6 +37,7 @@ from grading.published import PUBLISHED_LABELS, PUBLISHED_TEXTS, labels_digest
 from grading.rules import Report
 from grading.settings import SCALE, Settings
 from grading.submission import look_into, with_hints
+from grading.uploads import Submission, read_payload, read_table
 
 # ------------------------------------------------------------ accuracies against references; copied and repeated labels
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from grading import small_model as small
-from grading.rotation import rotate_by_hand
+from grading.rotary import rotate_by_hand
 from grading.small_model import DIM, HEAD_DIM, THETA, at
 
 

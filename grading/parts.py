@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from grading import mistakes, rotation
+from grading import mistakes, rotary
 from grading import small_model as small
-from grading.asking import ChildAnswer, ChildQuestion, Student, takes_attention
 from grading.editions import ATTENTION_KINDS, BUNDLED_NORM, EDITIONS, NORMS
 from grading.mistakes import GENERATE_MISTAKES
 from grading.programs import PARTS_FILE, GradingError, find_own, read_text
-from grading.rotation import Tensors, alike, rotate_both
+from grading.rotary import Tensors, alike, rotate_both
 from grading.small_model import SALT, SMALL_SHAPE, below, in_double, small_weights
+from grading.student_process import ChildAnswer, ChildQuestion, Student, takes_attention
 from grading.verdicts import (
     DROPOUT,
     IMPORT,
@@ -71,9 +71,9 @@ def norm_part() -> CheckedPart:
 
 def rotary_part() -> CheckedPart:
     query, key = small.rotary_inputs()
-    wrong = with_mistakes(rotation.rotate_both, rotation.ROTATION_MISTAKES, query, key, small.THETA)
-    question = rotation.ask_rotation(query, key, SMALL_SHAPE["max_seq_len"])
-    slopes = slopes_of_inputs(question, rotation.rotate_both, query, key, small.THETA)
+    wrong = with_mistakes(rotary.rotate_both, rotary.ROTATION_MISTAKES, query, key, small.THETA)
+    question = rotary.ask_rotation(query, key, SMALL_SHAPE["max_seq_len"])
+    slopes = slopes_of_inputs(question, rotary.rotate_both, query, key, small.THETA)
     return CheckedPart("rotary embedding", "apply_rotary_emb in rope.py", question, wrong, slopes=slopes)
 
 

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from grading.asking import short_repr
 from grading.programs import GradingError, create_data, find_asset, find_course_file
+from grading.student_process import short_repr
 
 DRIVER_LIMIT = 4 * 3600.0  # seconds for one run of run_llama.py: a slow processor takes some minutes for SST
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from grading import returned, wire
-from grading.returned import StateDict, Wrong, is_float, numbers_of, saved_model
+from grading import answers, wire
+from grading.answers import StateDict, Wrong, is_float, numbers_of, saved_model
 
 # ------------------------------------------------------------------------------------------------------------- to AdamW
 
@@ -104,7 +104,7 @@ def answer(header: dict, data: bytes) -> Weights:
             arguments.setdefault(argument, {})[inner] = tensor
         else:
             arguments[argument] = tensor
-    found = returned.call(header["question"], QUESTIONS[header["question"]], arguments)
+    found = answers.call(header["question"], QUESTIONS[header["question"]], arguments)
     if not isinstance(found, StateDict):
         values = found if isinstance(found, (tuple, list)) else (found,)
         found = {str(number): value for number, value in enumerate(values)}
@@ -185,8 +185,8 @@ def attention(config: dict, weights: Weights, x: torch.Tensor) -> Any:
 def attention_alone(config: dict, weights: Weights, x: torch.Tensor) -> Any:
     """As `attention`, with stand-ins for rotation and scores."""
     module, code = make("Attention", weights, make_config(config)), importlib.import_module("llama")
-    module.compute_query_key_value_scores = returned.attended
-    rotation, code.apply_rotary_emb = code.apply_rotary_emb, returned.turned
+    module.compute_query_key_value_scores = answers.attended
+    rotation, code.apply_rotary_emb = code.apply_rotary_emb, answers.turned
     try:
         return module(x)
     finally:
@@ -196,7 +196,7 @@ def attention_alone(config: dict, weights: Weights, x: torch.Tensor) -> Any:
 def layer(config: dict, weights: Weights, x: torch.Tensor, replaced: Weights | None = None) -> Any:
     """replaced: matrices of `stand_ins.replace_parts`, by the names of the parts."""
     module = make("LlamaLayer", weights, 0, make_config(config))
-    returned.replace_parts(module, replaced or {})
+    answers.replace_parts(module, replaced or {})
     return module(x)
 
 
@@ -210,7 +210,7 @@ def llama(config: dict, weights: Weights, tokens: torch.Tensor, replaced: Weight
     """The last position's logits, the hidden states, and the logits of all positions; then the matrix of the head
     after 1 is added to that of the embeddings. replaced: as for `layer`."""
     model = make("Llama", weights, make_config(config))
-    returned.replace_parts(model, replaced or {})
+    answers.replace_parts(model, replaced or {})
     logits, hidden = model(tokens)
     every = model(tokens, tokens)[0]
     model.tok_embeddings.weight.add_(1.0)
@@ -231,7 +231,7 @@ def generate(
     """
     model = make("Llama", weights, make_config(config))
     if table is not None:
-        returned.replace_forward(model, table)
+        answers.replace_forward(model, table)
     texts = [model.generate(row[None], new, temperature=0.0) for row in tokens]  # one at a time, as run_llama.py does
     if any(map(is_float, texts)):
         raise Wrong(f"it returns {texts[0].dtype}, not whole numbers".replace("torch.", ""))
@@ -309,7 +309,7 @@ def zero_shot(
     arguments = (LabelTokenizer(settings["pad_id"]), labels)
     model = make_classifier("LlamaZeroShotClassifier", config, weights, settings, *arguments)
     if table is not None:
-        returned.replace_forward(model.llama, table)
+        answers.replace_forward(model.llama, table)
     return model.eval()(tokens)
 
 
@@ -324,7 +324,7 @@ def embedding(
     """Log-probabilities in evaluation, and in training."""
     model, _ = embedding_model(config, weights, settings, head)
     if table is not None:
-        returned.replace_forward(model.llama, table)
+        answers.replace_forward(model.llama, table)
     torch.manual_seed(0)
     return model.eval()(tokens), model.train()(tokens)
 
@@ -347,16 +347,16 @@ def embedding_gradients(
     """The gradients of the log-probabilities by the matrix of the embeddings and that of the head."""
     model, linear = embedding_model(config, weights, settings, head)
     first = next(one for name, one in model.named_parameters() if name.endswith("tok_embeddings.weight"))
-    return returned.slopes(model.eval()(tokens), [first, linear.weight])
+    return answers.slopes(model.eval()(tokens), [first, linear.weight])
 
 
 def gradients(question: str, inputs: list[str], **arguments) -> list[torch.Tensor]:
-    """The gradients of what a part returns by these inputs, see `returned.slopes`."""
+    """The gradients of what a part returns by these inputs, see `answers.slopes`."""
 
     def call(*given: torch.Tensor) -> Any:
         return globals()[question](**arguments | dict(zip(inputs, given, strict=True)))
 
-    return returned.slopes_of(call, [arguments[name] for name in inputs])
+    return answers.slopes_of(call, [arguments[name] for name in inputs])
 
 
 WITHOUT_GRADIENTS = (

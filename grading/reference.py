@@ -13,11 +13,11 @@ from typing import NamedTuple
 import torch
 
 from grading import small_model
-from grading.asking import ChildAnswer, ChildQuestion, Student, takes_attention
 from grading.editions import ATTENTION_KINDS, BUNDLED_NORM, EDITIONS, NORMS, PUBLISHED_TENSORS, Edition
 from grading.parts import kind_to_judge
 from grading.programs import DefaultText, GradingError, find_course_file, find_own
-from grading.rotation import alike
+from grading.rotary import alike
+from grading.student_process import ChildAnswer, ChildQuestion, Student, takes_attention
 from grading.verdicts import small_config
 
 ATOL, RTOL = 1e-5, 1e-3

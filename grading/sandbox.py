@@ -25,15 +25,15 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import NamedTuple
 
-from grading.asking import LOOK, ONE_THREAD, START, TIME_LIMIT, Process
 from grading.editions import EDITIONS, INSTALLED
 from grading.programs import GradingError, printable
+from grading.student_process import LOOK, ONE_THREAD, START, TIME_LIMIT, Process
 
 MIB = 1 << 20
 CODE, GRADER = "/code", "/grader"  # in the box
 NOBODY = 65534  # the user of the box where root grades: no limit on the number of processes holds for root
 TOOLS = {"bwrap": "bubblewrap", "prlimit": "util-linux", "setpriv": "util-linux"}  # programs and their packages
-WORKER = ("__init__", "child", "wire", "editions", "questions", "returned", "probe")  # what the box has
+WORKER = ("__init__", "child", "wire", "editions", "questions", "answers", "box_probe")  # what the box has
 KEPT = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")  # which kernels are right
 PROBE_LIMIT = 120.0  # seconds
 LIMITS = {
@@ -322,7 +322,7 @@ def probe(box: Box) -> tuple[list[str], str]:
         told |= {"variables": [*box.environment("/tmp"), "PWD", "LC_CTYPE"], "processes": box.limits.processes}
         told |= {"memory": box.limits.memory * MIB, "disk": box.limits.disk * MIB}
         entry = box.enter(Path(home))
-        command = [*entry.words, box.python, "-B", f"{entry.grader}/grading/probe.py", json.dumps(told)]
+        command = [*entry.words, box.python, "-B", f"{entry.grader}/grading/box_probe.py", json.dumps(told)]
         try:
             done = subprocess.run(command, env=entry.environment, capture_output=True, text=True, timeout=PROBE_LIMIT)
             return json.loads(done.stdout), ""

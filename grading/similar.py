@@ -20,7 +20,6 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grading.archive import FormatError, read_archive, read_entry
-from grading.intake import read_payload
 from grading.needs import parse
 from grading.programs import (
     ROOT,
@@ -32,6 +31,7 @@ from grading.programs import (
     printable,
     run_main,
 )
+from grading.uploads import read_payload
 
 if TYPE_CHECKING:
     import numpy as np

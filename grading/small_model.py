@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 import torch
 import torch.nn.functional as F
 
-from grading.rotation import Tensors, rotate_by_hand
+from grading.rotary import Tensors, rotate_by_hand
 
 DIM, N_HEADS, KV_HEADS, HEAD_DIM, HIDDEN_DIM, VOCAB_SIZE = 24, 4, 2, 6, 20, 40
 EPS, NORM_EPS, THETA, PAD = 0.01, 0.1, 10000.0, 3

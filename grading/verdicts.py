@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from grading import mistakes, returned
+from grading import answers, mistakes
 from grading import small_model as small
-from grading.asking import ChildAnswer, ChildQuestion, Student
 from grading.editions import BUNDLED_NORM, EPSILON, SAMPLINGS, TOP_P
-from grading.rotation import Tensors, alike
+from grading.rotary import Tensors, alike
 from grading.small_model import DIM, SMALL_SHAPE, VOCAB_SIZE, closed_form, small_weights
+from grading.student_process import ChildAnswer, ChildQuestion, Student
 
 IMPORT = "import of llama.py"
 DROPOUT = 0.5  # acts in training only
@@ -42,7 +42,7 @@ class Slopes(NamedTuple):
     """The gradients of a part: the question about them, what they are of, and what is right.
 
     inputs: by their names in a sentence. right: of each output by each input, one after another, as
-    `returned.slopes` has them; several where several are right.
+    `answers.slopes` has them; several where several are right.
     """
 
     question: ChildQuestion
@@ -126,14 +126,14 @@ LARGEST_SLOPE_ERROR = 1e-3  # of its size; right code's in float32 is below 1e-4
 
 def slopes_of_inputs(question: ChildQuestion, by_hand: Callable, *arguments) -> Slopes:
     """by_hand: the part in float64. arguments: its own, first of all the tensors of numbers of the question."""
-    inputs = tuple(name for name, one in question.tensors.items() if returned.is_float(one))
+    inputs = tuple(name for name, one in question.tensors.items() if answers.is_float(one))
     given, others = arguments[: len(inputs)], arguments[len(inputs) :]
     asked = question._replace(
         name="gradients", settings={**question.settings, "question": question.name, "inputs": inputs}
     )
 
     def right() -> Tensors:
-        return tuple(returned.slopes_of(lambda *leaves: by_hand(*leaves, *others), [one.double() for one in given]))
+        return tuple(answers.slopes_of(lambda *leaves: by_hand(*leaves, *others), [one.double() for one in given]))
 
     return Slopes(asked, inputs, (right,))
 
@@ -153,7 +153,7 @@ def _embedding_slopes(causal: bool, pool: Callable) -> Tensors:
     def states(tokens: torch.Tensor, causal: bool) -> torch.Tensor:
         return small.llama(tokens, causal, embed=lambda _: table[tokens])[1]
 
-    return tuple(returned.slopes(small.embedding(causal, states=states, pool=pool, matrix=head)[0], leaves))
+    return tuple(answers.slopes(small.embedding(causal, states=states, pool=pool, matrix=head)[0], leaves))
 
 
 def training_trouble(student: Student, part: CheckedPart) -> ChildAnswer:
@@ -207,7 +207,7 @@ def attention_alone(question: ChildQuestion) -> Alone:
     table = {said: wrong for said, wrong in mistakes.ATTENTION_MISTAKES.items()
              if {*wrong} <= {"split", "spread", "merge", "project"}}  # fmt: skip
     for said, give in mistakes.TURN_MISTAKES.items():
-        table[said] = dict(turn=partial(give, turn=returned.turned))
+        table[said] = dict(turn=partial(give, turn=answers.turned))
     wrong = with_mistakes(_attention, table, *inputs)
     return Alone(question._replace(name="attention_alone"), partial(_attention, *inputs), wrong)
 
@@ -215,7 +215,7 @@ def attention_alone(question: ChildQuestion) -> Alone:
 def _attention(
     x: torch.Tensor,
     weights: dict[str, torch.Tensor],
-    turn: Callable = lambda q, k, v: (*returned.turned(q, k), v),
+    turn: Callable = lambda q, k, v: (*answers.turned(q, k), v),
     **wrong: Callable,
 ) -> torch.Tensor:
     """`small.attention` with the stand-ins for rotation and scores."""
@@ -223,12 +223,12 @@ def _attention(
 
 
 def _attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> torch.Tensor:
-    return returned.attended(query, key, value)
+    return answers.attended(query, key, value)
 
 
 def layer_alone(question: ChildQuestion) -> Alone:
     given = matrices(LAYER_NAMES)
-    parts = (returned.Product(given[name].double()) for name in LAYER_NAMES)
+    parts = (answers.Product(given[name].double()) for name in LAYER_NAMES)
     inputs = (question.tensors["x"].double(), *parts)
     asked = question._replace(tensors={**question.tensors, "replaced": given})
     wrong = with_mistakes(small.assembled, mistakes.LAYER_HALVES, *inputs)
@@ -237,7 +237,7 @@ def layer_alone(question: ChildQuestion) -> Alone:
 
 def model_alone(question: ChildQuestion) -> Alone:
     given = matrices(MODEL_NAMES)
-    parts = [returned.Product(given[name].double()) for name in MODEL_NAMES]
+    parts = [answers.Product(given[name].double()) for name in MODEL_NAMES]
     replaced = dict(layer=lambda h, weights, index, causal: parts[index](h), norm=lambda h, weights, eps: parts[2](h))
     inputs = (question.tensors["tokens"], False)
     asked = question._replace(tensors={**question.tensors, "replaced": given})
@@ -251,7 +251,7 @@ def generate_alone(question: ChildQuestion, causal: bool) -> Alone:
 
 
 def _summed(tokens: torch.Tensor, causal: bool) -> torch.Tensor:
-    return returned.summed(table().double(), tokens)
+    return answers.summed(table().double(), tokens)
 
 
 def _summed_logits(tokens: torch.Tensor, causal: bool) -> torch.Tensor:

@@ -21,10 +21,10 @@ import torch
 import llama
 import rope
 from grading import adamw, questions, wire
-from grading.asking import ChildAnswer, ChildQuestion, flat_tensors
 from grading.editions import ATTENTION_KINDS
 from grading.parts import all_parts, judge_parts, stored_numbers
-from grading.rotation import alike
+from grading.rotary import alike
+from grading.student_process import ChildAnswer, ChildQuestion, flat_tensors
 
 Function = Callable[..., Any]
 STAND_IN, NONE_FITS = "the package's own code is used", "no usual mistake gives these numbers"

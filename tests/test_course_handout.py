@@ -18,9 +18,9 @@ import torch
 from conftest import random_llama, save_checkpoint
 
 import llama
+from grading.addition_models import parameters_of
+from grading.answers import saved_model
 from grading.editions import EDITIONS
-from grading.returned import saved_model
-from grading.trained import parameters_of
 from handout.editions import FIELDS, text_of
 
 # of the files in the assignment's own list, those that its driver and scripts import

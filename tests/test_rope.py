@@ -6,7 +6,7 @@ import torch
 from conftest import asset
 
 from engine.context import rotate
-from grading import rotation
+from grading import rotary
 from rope import apply_rotary_emb, frequencies, rope_table, table_rows
 
 
@@ -93,7 +93,7 @@ def test_the_table_is_computed_once_and_can_be_trained_through():
 
 def test_the_published_numbers_are_those_of_the_course(assets: Path):
     published = torch.load(asset(assets, "rotary_embedding_actual.data"), weights_only=True)
-    at_one = rotation.PUBLISHED_QUERY, rotation.PUBLISHED_KEY
+    at_one = rotary.PUBLISHED_QUERY, rotary.PUBLISHED_KEY
     for tensor, unturned, numbers in zip(published, (2.0, 3.0), at_one, strict=True):
         rows = torch.tensor([[unturned] * 4, numbers])  # of positions 0 and 1, the same for both heads
         assert torch.equal(tensor, rows[None, :, None].expand(1, 2, 2, 4))

@@ -13,7 +13,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).
 
 import adapters  # noqa: E402
 
-from grading import adamw, parts, rotation  # noqa: E402
+from grading import adamw, parts, rotary  # noqa: E402
 from grading import small_model as small  # noqa: E402
 from grading.editions import DEFAULT_EDITION, EDITIONS, NORMS  # noqa: E402
 from grading.verdicts import small_config  # noqa: E402
@@ -59,8 +59,8 @@ def test_rope():
     check("rotary embedding", adapters.run_rope, *small.rotary_inputs(), small.HEAD_DIM, 16)
 
 
-@pytest.mark.parametrize("case", rotation.closed_form_cases(), ids=lambda case: f"theta {case.theta:g}")
-def test_rope_of_other_sizes(case: rotation.RotationCase):
+@pytest.mark.parametrize("case", rotary.closed_form_cases(), ids=lambda case: f"theta {case.theta:g}")
+def test_rope_of_other_sizes(case: rotary.RotationCase):
     head_dim = case.query.shape[-1]
     turned = call(adapters.run_rope, case.query, case.key, head_dim, case.max_seq_len, case.theta)
     for actual, right in zip(turned, case.expected, strict=True):

@@ -13,13 +13,13 @@ from page_parts import SECTIONS, has_lines, is_close, links, named_parts, named_
 
 from explore.components import __main__ as program
 from explore.components.pages import Page, pages
-from grading import adamw, mistakes, parts, questions, rotation
+from grading import adamw, mistakes, parts, questions, rotary
 from grading.editions import ATTENTION_KINDS
 from utils import UserError
 
 INDEX = Page.of(ROOT / "docs" / "components" / "README.md")
 PAGES = pages()
-JUDGES = (mistakes, parts, rotation, adamw, questions)
+JUDGES = (mistakes, parts, rotary, adamw, questions)
 of_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 

@@ -25,7 +25,7 @@ from explore.inspected import InspectedModel
 from explore.look import read
 from explore.served import PageAnswers
 from grading import mistakes, small_model
-from grading.rotation import halves, rotate_by_hand
+from grading.rotary import halves, rotate_by_hand
 from tokenizer import Tokenizer
 from utils import UserError
 

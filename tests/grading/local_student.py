@@ -7,8 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from grading import questions, wire
-from grading.asking import ChildAnswer, ChildQuestion, Student, flat_tensors, without_given
 from grading.child import Child
+from grading.student_process import ChildAnswer, ChildQuestion, Student, flat_tensors, without_given
 
 
 def parse(message: bytes) -> tuple[dict, bytes]:

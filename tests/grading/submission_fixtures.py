@@ -50,10 +50,10 @@ def check(data_dir, tmp_path):
 
 # A package in small: the files of the course, which every submission has, are left out.
 MODULES = {
-    "rope_test.py": "import grading.asking",
+    "rope_test.py": "import grading.student_process",
     "engine/main.py": "import engine.plan, llama\ndef f():\n  import fast.apply, jax\n  import grading.editions",
     "engine/plan.py": "from engine.text import runs\nimport tokenizer", "engine/text/runs.py": "import numpy",
-    "grading/asking.py": "from grading import parts", "fast/__init__.py": "from fast.apply import x",
+    "grading/student_process.py": "from grading import parts", "fast/__init__.py": "from fast.apply import x",
     "fast/apply.py": "import fast.linear", "fast/loops.py": "import numba", "advanced/lora.py": "import convert.gguf",
 }  # fmt: skip
 OTHER_FILES = {

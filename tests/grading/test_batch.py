@@ -7,9 +7,9 @@ from wrong_submissions import RIGHT, WRONG, accept_these_files, write_data, writ
 
 from grading.batch import judge_all, rows_of
 from grading.findings import SEVERITIES
-from grading.intake import find_submissions
 from grading.outputs import can_count_pages
 from grading.settings import Settings, SizeLimits
+from grading.uploads import find_submissions
 
 
 def graded(folder: Path, out: Path, settings: Settings, overrides: dict | None = None, **functions) -> dict:

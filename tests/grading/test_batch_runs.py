@@ -29,10 +29,10 @@ from wrong_submissions import (
 
 from grading import batch, findings, judge, settings
 from grading.findings import CHECKS
-from grading.intake import RosterEntry, Submission, find_submissions
 from grading.judge import Executed, read_overrides
 from grading.programs import GradingError
 from grading.settings import Settings, first_config, read_settings
+from grading.uploads import RosterEntry, Submission, find_submissions
 
 OTHER = "generated-sentence-temp-0.txt"
 
@@ -190,7 +190,7 @@ import sys; sys.path[:0] = {folders!r}
 from functools import partial
 from pathlib import Path
 from grading.batch import judge_all
-from grading.intake import find_submissions
+from grading.uploads import find_submissions
 from grading.settings import Settings
 from wrong_submissions import sleep_long
 place = Path({place!r})

@@ -16,9 +16,9 @@ from conftest import ROOT, slow_among
 from judging import VERDICTS, add, check_failed, run, student  # noqa: F401
 
 import sanity_check
-from grading import asking, parts, reference
-from grading.asking import MOST_LOST, ChildQuestion, Student
+from grading import parts, reference, student_process
 from grading.programs import DefaultText, GradingError, find_course_file, find_own, run_main
+from grading.student_process import MOST_LOST, ChildQuestion, Student
 
 WRONG_NORM = "RMSNorm.forward = lambda self, x: x\n"
 
@@ -111,7 +111,7 @@ def test_what_is_expected_is_read_before_the_student_is_asked(tmp_path: Path, mo
 def test_a_grading_folder_on_the_path_is_not_the_scripts(student: Path, named: str):
     add(student / "rope.py", "apply_rotary_emb = lambda query, key, *others: (query, key)\n")
     (student / "grading").mkdir()
-    for name in ("json", *(f"grading/{name}" for name in ("__init__", "asking", "child", "programs", "wire"))):
+    for name in ("json", *(f"grading/{name}" for name in ("__init__", "student_process", "child", "programs", "wire"))):
         (student / f"{name}.py").write_text(f"print({VERDICTS[0]!r})\nraise SystemExit(0)\n")
     path = {"absolute": str(student), ".": ".", "": f"{os.pathsep}{student.parent}"}[named]
     done = run(student, ROOT / "rope_test.py", "--code", student, PYTHONPATH=path)
@@ -129,7 +129,7 @@ def test_the_scripts_run_where_python_does_not_add_their_folder(student: Path):
 # ------------------------------------------------------------------------------------------------ messages
 
 
-class Pretended(asking.Process):
+class Pretended(student_process.Process):
     """No process is started. status: its exit status, None while it runs. messages: a queue of what it has sent."""
 
     def __init__(self, status: int | None, messages: object) -> None:
@@ -169,8 +169,8 @@ class Told(Student):
 def test_odd_messages_are_no_answer(tmp_path: Path):
     told = Told(tmp_path)
     for odd in ([], {}, None, 1, "rope"):
-        assert told.hear({"blocked": odd, "tensors": None}) == asking.SPOILT
-    assert told.hear({"importing": "x" * 1000}, {"blocked": []}) == asking.SPOILT
+        assert told.hear({"blocked": odd, "tensors": None}) == student_process.SPOILT
+    assert told.hear({"importing": "x" * 1000}, {"blocked": []}) == student_process.SPOILT
     assert told.importing == ["x" * 100]
     assert "more than 1,000" in told.hear(*[{"importing": str(number)} for number in range(5000)])
 
@@ -189,7 +189,7 @@ def test_few_names_of_a_lost_process_are_kept(student: Path, monkeypatch: pytest
     ("import os; os._exit(7)", "is to run the code ended (exit status 7)"),
 ])  # fmt: skip
 def test_a_process_that_cannot_start_is_not_the_students_fault(student: Path, monkeypatch, start: str, said: str):
-    monkeypatch.setattr(asking, "START", start)
+    monkeypatch.setattr(student_process, "START", start)
     with Student(student) as asked, pytest.raises(GradingError) as refused:
         asked.ask(ChildQuestion("rotate", "rope"))
     assert said in str(refused.value), refused.value
@@ -228,7 +228,7 @@ def test_no_process_is_started_that_is_not_asked(monkeypatch: pytest.MonkeyPatch
     def refuse(*_: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr("grading.asking.Process", refuse)
+    monkeypatch.setattr("grading.student_process.Process", refuse)
     monkeypatch.setattr("grading.published.check_published", lambda *_: True)
     monkeypatch.setattr(sys, "argv", ["sanity_check.py", "--published"])
     assert sanity_check.main() == 0

@@ -26,9 +26,9 @@ from test_hostile import HOSTILE, wait_for
 from grading import gradescope, outputs
 from grading.box import ADAMW, ROPE, Executed
 from grading.gradescope import UNFINISHED, build
-from grading.intake import MAX_READ
 from grading.programs import GradingError, run_main
 from grading.sandbox import STUDENT, BoxLimits, UserBox, own_libraries
+from grading.uploads import MAX_READ
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root, who gives the code a user of its own"
@@ -298,7 +298,7 @@ for path in ("results/results.json", "results/new", "run_autograder", "source/ru
             seen.append(path)
         except OSError:
             pass
-for path in ("results/results.json", "source/gold/sst-test.txt", "source/grading/rotation.py"):
+for path in ("results/results.json", "source/gold/sst-test.txt", "source/grading/rotary.py"):
     try:
         open(os.path.join(base, path))
         seen.append(path)

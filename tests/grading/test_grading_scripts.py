@@ -24,12 +24,12 @@ import optimizer
 import optimizer_test
 import rope_test
 import sanity_check
-from grading import adamw, parts, published, questions, reference, rotation, small_model
+from grading import adamw, parts, published, questions, reference, rotary, small_model
 from grading.editions import ATTENTION_KINDS, EDITIONS
 from grading.programs import GradingError, run_main
 from grading.published import PublishedLabels, label_row
 from grading.reference import Reference, check_model
-from grading.rotation import alike
+from grading.rotary import alike
 from handout.writing import write_handout
 from optimizer import AdamW
 
@@ -266,10 +266,10 @@ def tables() -> dict[str, tuple[dict[str, tuple], tuple]]:
         numbers = {said: wrong() for said, wrong in part.mistakes.items()}
         numbers = {said: one if isinstance(one, tuple) else (one,) for said, one in numbers.items()}
         found[part.name] = numbers, expected.get(part.name, ())
-    cases = [rotation.published_case(), *rotation.closed_form_cases()]
+    cases = [rotary.published_case(), *rotary.closed_form_cases()]
     turned = {
-        said: sum((rotation.rotate_both(case.query, case.key, case.theta, **wrong) for case in cases), ())
-        for said, wrong in rotation.ROTATION_MISTAKES.items()
+        said: sum((rotary.rotate_both(case.query, case.key, case.theta, **wrong) for case in cases), ())
+        for said, wrong in rotary.ROTATION_MISTAKES.items()
     }
     found["rope_test"] = turned, sum((case.expected for case in cases), ())
     steps = {said: tuple(adamw.few_steps_by_hand(**wrong).values()) for said, wrong in adamw.ADAMW_MISTAKES.items()}

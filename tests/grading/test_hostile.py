@@ -139,9 +139,9 @@ HOSTILE = {
         ".write('import os; os._exit(0)')\n__import__(name)\n",
         f"Rotary embedding test [...] rope.py {ENDED} while it was imported"),
     "the expected values' code": Hostile(
-        "from grading.rotation import rotate_both\n"
+        "from grading.rotary import rotate_both\n"
         + CALL.format("return rotate_both(*arguments[:2], *arguments[4:] or (1e4,))"),
-        "rope.py imports grading.rotation, which belongs to the scripts that judge it"),
+        "rope.py imports grading.rotary, which belongs to the scripts that judge it"),
     "AdamW: os._exit(0) in a step": Hostile(
         "import os\nAdamW.step = lambda self: os._exit(0)\n", "(exit status 0) while it was called",
         file="optimizer.py"),

@@ -63,7 +63,7 @@ def test_large_modules_are_not_parsed(check, folder):
 
 RUN = "if True:\n  try:\n    from engine.main import main\n  except ModuleNotFoundError:\n    raise SystemExit(2)"
 SETUP = 'wanted="requirements.txt"\n# requirements/old.txt\npip install -r "$wanted" -r requirements/fast.txt\n'
-OURS = {"run_llama.py": RUN, "sanity_check.py": "from grading.asking import ask", "setup.sh": SETUP}
+OURS = {"run_llama.py": RUN, "sanity_check.py": "from grading.student_process import ask", "setup.sh": SETUP}
 
 
 def test_all_that_is_missing_is_named_at_once_by_folders(check_files):

@@ -16,11 +16,11 @@ pytest_plugins = ["submission_fixtures"]
 
 RUN = "def main():\n  try:\n    from engine.main import main\n  except ModuleNotFoundError:\n    return 2"
 SETUP = "wanted=requirements.txt\npip install -r requirements/fast.txt\n"
-OURS = {"run_llama.py": RUN, "sanity_check.py": "from grading.asking import ask", "setup.sh": SETUP}
+OURS = {"run_llama.py": RUN, "sanity_check.py": "from grading.student_process import ask", "setup.sh": SETUP}
 ADDED = {"data/cfimdb-label-mapping.json", "data/sst-label-mapping.json", "checkpoints/parts.json", "requirements.txt",
          "requirements/fast.txt", "requirements/test.txt", "engine/__init__.py", "engine/main.py", "engine/plan.py",
          "engine/text/__init__.py", "engine/text/runs.py", "engine/unreached.py", "engine/table.json",
-         "grading/__init__.py", "grading/asking.py", "grading/editions.py", "grading/parts.py"}  # fmt: skip
+         "grading/__init__.py", "grading/student_process.py", "grading/editions.py", "grading/parts.py"}  # fmt: skip
 
 
 def write(folder, files):
@@ -58,7 +58,8 @@ def test_what_the_files_need_is_added_in_one_step_and_said(added, package, tmp_p
     ({}, set()),
     ({"run_llama.py": "import llama, tqdm", "sanity_check.py": "import torch, llama"}, set()),
     ({"run_llama.py": "names = 'data/sst-label-mapping.json'"}, {name for name in ADDED if "mapping" in name}),
-    ({"sanity_check.py": "import grading.asking"}, {name for name in ADDED if name.startswith(("grading", "check"))}),
+    ({"sanity_check.py": "import grading.student_process"},
+     {name for name in ADDED if name.startswith(("grading", "check"))}),
     ({"setup.sh": SETUP}, {name for name in ADDED if name.startswith("requirements")}),
     ({"setup.sh": "# requirements.txt\npip freeze > requirements.txt"}, set()),
     ({"mine.py": "import convert.gguf"}, {"convert/gguf.py"}),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from grading import wire
-from grading.asking import short_repr
+from grading.student_process import short_repr
 
 TENSORS = {
     "a": torch.arange(6.0).reshape(2, 3),

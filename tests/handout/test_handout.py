@@ -14,10 +14,10 @@ from conftest import ROOT, asset
 from error_helpers import check_one_error
 
 from engine.programs import run_main
-from grading import judge, parts, rotation, small_model
-from grading.asking import Student
+from grading import judge, parts, rotary, small_model
 from grading.editions import EDITIONS
 from grading.needs import Package, files_of
+from grading.student_process import Student
 from handout import __main__ as program
 from handout import holes as table
 from handout import writing
@@ -134,7 +134,7 @@ def test_each_hole_alone_fails_its_own_check(tmp_path: Path, hole: Hole, monkeyp
         with Student(tmp_path / "out") as student:
             (finding,) = parts.judge_parts(student, mine, parts.stored_numbers(norm))
             assert finding.verdict == "not written yet" and hole.file in finding.sentence
-            (rope,) = student.ask_all([rotation.published_case().question])
+            (rope,) = student.ask_all([rotary.published_case().question])
             assert not rope.trouble
     finally:
         small_model.NORM.reset(token)

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from wrong_submissions import make_zip, right_files, write_data
 
-from grading import intake
+from grading import uploads
 from grading.archive import FormatError, read_archive
-from grading.intake import MAX_READ, find_submissions, read_payload, read_upload
 from grading.programs import GradingError
 from grading.rules import Rules
 from grading.settings import Settings
 from grading.submission import check_bytes
+from grading.uploads import MAX_READ, find_submissions, read_payload, read_upload
 
 
 @pytest.mark.parametrize("name, names, user, order, is_late", [
@@ -144,7 +144,7 @@ def test_what_is_too_large_is_not_read(tmp_path, monkeypatch):
             read_payload(given, "alice")
     path.write_bytes(b"")
     assert read_payload(tmp_path, "alice")
-    monkeypatch.setattr(intake, "MAX_ENTRIES", 0)
+    monkeypatch.setattr(uploads, "MAX_ENTRIES", 0)
     with pytest.raises(FormatError, match="more than 0 files"):
         read_payload(tmp_path, "alice")
 

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 
 from grading.addition import ABLATION, BEST, Experiment, accuracy_of, capacity_of, contradictions, judge_experiments
-from grading.asking import ChildQuestion, Student
 from grading.judge import Executed
 from grading.programs import few, printable
 from grading.small_model import below, feed_forward, normed
+from grading.student_process import ChildQuestion, Student
 from grading.wire import MAX_BYTES
 
 NORMS = ("attention_norm", "ffn_norm")

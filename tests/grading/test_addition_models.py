@@ -16,14 +16,14 @@ from judging import student  # noqa: F401
 from test_box import box, nothing_left  # noqa: F401
 
 from config import LlamaConfig
-from grading import trained
+from grading import addition_models
 from grading.addition import BEST, CAPACITY_LIMIT, Experiment, contradictions
+from grading.addition_models import LETTERS, LanguageModel, Unfit, check_models, continued, draw_problems, parameters_of
+from grading.answers import Wrong, saved_model
 from grading.box import BoxedStudent, InBox
 from grading.judge import Judgement, examine, grade_of
-from grading.returned import Wrong, saved_model
 from grading.sandbox import Box
 from grading.settings import Settings
-from grading.trained import LETTERS, LanguageModel, Unfit, check_models, continued, draw_problems, parameters_of
 from handout.editions import text_of
 from llama import Llama, load_pretrained
 
@@ -133,7 +133,7 @@ CASES = {  # what is done to the folder of the best model; codes; what is said
 
 @pytest.mark.slow
 def test_what_is_said_of_the_models(models: Path, box: Box, nothing_left: Path, tmp_path: Path, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(trained, "draw_problems", lambda drawer: FOUR)
+    monkeypatch.setattr(addition_models, "draw_problems", lambda drawer: FOUR)
     (tmp_path / "empty").mkdir()
     with BoxedStudent(tmp_path / "empty", box=box) as reader:
         for name, (change, codes, said) in CASES.items():
@@ -156,7 +156,7 @@ def test_a_submission_with_models_has_its_grade(models: Path, student: Path, box
     settings = Settings("cmu2026", gold=str(student))
     drawn = draw_problems(random.Random(0))[:50]
     for problems, codes, letter in ((FOUR, set(), "A"), (drawn, {"E082-addition", "E086-claims"}, "A-")):
-        monkeypatch.setattr(trained, "draw_problems", lambda drawer, problems=problems: problems)
+        monkeypatch.setattr(addition_models, "draw_problems", lambda drawer, problems=problems: problems)
         judgement = examine(student, "alice", settings, run_code=InBox(box))
         judgement.findings = [one for one in judgement.findings if one.code > "E08"]
         assert {one.code for one in judgement.findings} == codes, judgement.findings

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from grading.asking import ChildAnswer, ChildQuestion, Student
+from grading.student_process import ChildAnswer, ChildQuestion, Student
 
 Tensors = tuple[torch.Tensor, ...]
 LARGEST_ERROR = 1e-6
