@@ -8,11 +8,10 @@ python -m benchmarks --quick              # every code path on a tiny model, in 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
-from benchmarks.targets import LINES
+from benchmarks.table import ROWS
 from engine.programs import ArgumentParser, check_writable, run_main
 from utils import UserError
 
@@ -28,16 +27,13 @@ def positive(text: str) -> int:
 def get_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line. Raises `UserError` for what does not fit."""
     parser = ArgumentParser(prog="python -m benchmarks", description="ratios of speed and memory, measured in one run")
-    names = tuple(LINES)
+    names = tuple(ROWS)
     parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="NAME", help="some lines only")
     parser.add_argument("--repeats", type=positive, default=5, help="rounds that are kept; epochs take at most 3")
     parser.add_argument("--threads", type=positive, help="threads of PyTorch and llama2.c; default: PyTorch's choice")
-    parser.add_argument("--seed", type=int, default=1337)
     parser.add_argument("--llama2c", metavar="PATH", help="llama2.c's compiled `run`, or the folder that holds it")
     parser.add_argument("--json", metavar="FILE", help="write the report here")
     parser.add_argument("--markdown", metavar="FILE", help="write the tables here")
-    parser.add_argument("--plots", metavar="DIR", help="draw it into this folder (needs matplotlib)")
-    parser.add_argument("--full", action="store_true", help="whole epochs instead of a sample of their batches, once")
     parser.add_argument("--quick", action="store_true", help="a tiny model and tiny work: does everything run?")
     args = parser.parse_args(argv)
     check_args(args)
@@ -51,8 +47,6 @@ def check_args(args: argparse.Namespace) -> None:
             check_writable(getattr(args, flag), f"--{flag}")
     if args.json and args.markdown and Path(args.json).resolve() == Path(args.markdown).resolve():
         raise UserError(f"--markdown {args.markdown} is also --json; give it a name of its own")
-    if args.plots is not None and not (Path(args.plots).is_dir() and os.access(args.plots, os.W_OK)):
-        raise UserError(f"--plots {args.plots} is not a folder that can be written to; create it first")
 
 
 def main() -> int:
@@ -62,7 +56,7 @@ def main() -> int:
 
     wrong = run(args)
     for what in wrong:
-        print(f"wrong: {what}", file=sys.stderr)
+        print(f"error: {what}", file=sys.stderr)
     return int(bool(wrong))
 
 

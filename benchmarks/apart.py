@@ -1,8 +1,8 @@
-"""A contender in a process of its own: a compiled library, or code that PyTorch has compiled.
+"""Other processes: a contender that computes in one of its own, and programs that are run to their end.
 
 Compiled libraries bring OpenMP threads along. Once these have computed in a process, PyTorch's threads no longer wait
-awake for the next parallel loop there, and all other contenders take up to twice as long. Compiled code may end its
-process, which must not end the run.
+awake for the next parallel loop there, and all other contenders take up to twice as long. Code that `torch.compile`
+has made may end its process, which must not end the run.
 The clock stays on this side: a question and its answer take 0.05 ms, a pass or a step tens of milliseconds.
 """
 
@@ -10,6 +10,11 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,10 +22,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.faults import OwnFault, is_own_fault, reason_of
 from bert.config import BertConfig
 from config import LlamaConfig
 from engine.storage import load_tensors, save_tensors
+from utils import ROOT, UserError
 
 
 class LibraryModel(NamedTuple):
@@ -37,13 +42,12 @@ class Failure(NamedTuple):
     """What the other process answers in the place of a result."""
 
     reason: str
-    is_own_fault: bool
 
 
 class Apart:
     """An object of class `kind` ("package.module.Class"), made from `model`, in another process.
 
-    Raises `OwnFault` if our code fails there, and `RuntimeError` if the library fails or its process ends.
+    Raises `RuntimeError` if making it or asking it fails, or if its process ends.
     """
 
     def __init__(self, kind: str, model: LibraryModel):
@@ -63,13 +67,13 @@ class Apart:
         """The most likely continuation. prompt: 1 s -> 1 (s + new)"""
         return torch.cat((prompt, torch.tensor([self._ask("generate", prompt[0].tolist(), new)])), dim=1)
 
-    def classify(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities. inputs: what the model takes, b s each -> b c"""
-        return torch.from_numpy(self._ask("classify", *(each.numpy() for each in inputs)))
+    def classify(self, *inputs: torch.Tensor | None) -> torch.Tensor:
+        """Log-probabilities. inputs: what the model takes, b s each; one that is None is left out -> b c"""
+        return torch.from_numpy(self._ask("classify", *(each.numpy() for each in inputs if each is not None)))
 
-    def train_step(self, *batch: torch.Tensor) -> None:
-        """One step of fine-tuning. batch: token ids, b s, and labels, b"""
-        self._ask("train_step", *(each.numpy() for each in batch))
+    def train_step(self, token_ids: torch.Tensor, labels: torch.Tensor) -> None:
+        """One step of fine-tuning. token_ids: b s, labels: b"""
+        self._ask("train_step", token_ids.numpy(), labels.numpy())
 
     def close(self) -> None:
         self.connection.close()
@@ -87,12 +91,8 @@ class Apart:
             self.process.join()
             raise RuntimeError(f"its process ended with {_status(self.process.exitcode)}") from None
         if isinstance(answer, Failure):
-            raise (OwnFault if answer.is_own_fault else RuntimeError)(answer.reason)
+            raise RuntimeError(answer.reason)
         return answer
-
-
-def _status(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"status {code}"
 
 
 def _serve(connection: Connection, kind: str, model: LibraryModel, weights: Path) -> None:
@@ -107,4 +107,42 @@ def _serve(connection: Connection, kind: str, model: LibraryModel, weights: Path
     except EOFError:
         return
     except Exception as error:  # whatever a compiled library meets on this machine
-        connection.send(Failure(reason_of(error), is_own_fault(error)))
+        connection.send(Failure(reason_of(error)))
+
+
+def _status(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"status {code}"
+
+
+def reason_of(error: Exception) -> str:
+    """One line."""
+    said = " ".join(str(error).split())
+    return said if type(error) in (RuntimeError, UserError) else f"{type(error).__name__}: {said}"
+
+
+# -------------------------------------------------------------------------------------------- programs run to their end
+
+
+def run_python(
+    what: str, command: Sequence[object], threads: int, *, cwd: Path = ROOT, env: dict[str, str] | None = None
+) -> tuple[float, str]:
+    """Run Python to its end; returns the seconds and what it printed. what: the program, for errors.
+
+    env: replaces this process's environment. Raises `UserError`, with the last line of its errors, if it fails.
+    """
+    env = {**(os.environ if env is None else env), "OMP_NUM_THREADS": str(threads)}
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], cwd=cwd, env=env, capture_output=True, text=True, encoding="utf-8"
+    )
+    seconds = time.perf_counter() - start
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["nothing said"])[-1]
+        raise UserError(f"{what} ended with {_status(done.returncode)}: {last}")
+    return seconds, done.stdout
+
+
+def seconds_and_megabytes(what: str, command: Sequence[object], threads: int) -> tuple[float, float]:
+    """The time and the peak memory of a program that prints its peak in bytes last. Raises as `run_python`."""
+    seconds, printed = run_python(what, command, threads)
+    return seconds, int(printed.split()[-1]) / 1e6

@@ -1,4 +1,4 @@
-"""Contenders take turns; their times become medians, and ratios within a round with their range."""
+"""Contenders take turns; their times become medians, and ratios within a round with their range. Profiles of ours."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from torch.profiler import ProfilerActivity, profile
+
 PAUSE = 0.3  # seconds: the threads of the one before spin for up to 0.2 s after their last task, and slow the next
-
-
-class Contender(NamedTuple):
-    """A program under measurement. `run` returns its cost in seconds if it has a clock of its own, else None."""
-
-    name: str
-    run: Callable[[], float | None]
+MOST_NAMED = 6  # operations that are shown; the others are summed
+OTHER_OPERATIONS, OUTSIDE_PYTORCH = "other operations", "Python and compiled loops"
 
 
 class Ratio(NamedTuple):
@@ -23,6 +20,12 @@ class Ratio(NamedTuple):
     median: float
     low: float
     high: float
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> Ratio:
+    """over / under, round by round. Raises `ValueError` for unequal lengths."""
+    ratios = [a / b for a, b in zip(over, under, strict=True)]
+    return Ratio(statistics.median(ratios), min(ratios), max(ratios))
 
 
 class Turns:
@@ -44,47 +47,69 @@ class Turns:
 
     def take(
         self,
-        contenders: Sequence[Contender],
+        runs: dict[str, Callable[[], object]],
+        *,
         warm_up: int = 1,
         least: float = 0.0,
+        most: int | None = None,
         drop: Callable[[str, Exception], None] | None = None,
     ) -> dict[str, list[float]]:
-        """Each contender's cost in each round, by its name; the first `warm_up` rounds are not kept.
+        """Each contender's cost in seconds in each round, by its name; the first `warm_up` rounds are not kept.
 
+        runs: what each contender does; if it has a clock of its own, it returns its seconds, a float.
         least: seconds of a turn. Shorter work without a clock of its own is done again until they are over, and its
         mean counts: a pass of 50 ms would meet the machine at one moment.
-        drop: called with the name of a contender that fails, and its error; it has no more turns and no costs. Without
-        `drop`, and from the first contender, which is ours, the error is raised.
+        most: rounds that are kept at most.
+        drop: called with the name of a contender that fails, and its error; unless it raises, the contender has no
+        more turns and no costs. Without `drop` the error is raised.
         """
-        costs: dict[str, list[float]] = {contender.name: [] for contender in contenders}
-        for round_ in range(warm_up + self.repeats):
-            for contender in contenders if round_ % 2 == 0 else reversed(contenders):
-                if contender.name not in costs:
+        costs: dict[str, list[float]] = {name: [] for name in runs}
+        for round_ in range(warm_up + min(self.repeats, most or self.repeats)):
+            for name in runs if round_ % 2 == 0 else reversed(runs):
+                if name not in costs:
                     continue
                 self.sleep(self.pause)
                 try:
-                    cost = self._cost(contender, least)
+                    cost = self._cost(runs[name], least)
                 except Exception as error:  # whatever a library meets on this machine
-                    if drop is None or contender is contenders[0]:
+                    if drop is None:
                         raise
-                    drop(contender.name, error)
-                    del costs[contender.name]
+                    drop(name, error)
+                    del costs[name]
                     continue
                 if round_ >= warm_up:
-                    costs[contender.name].append(cost)
+                    costs[name].append(cost)
         return costs
 
-    def _cost(self, contender: Contender, least: float) -> float:
+    def _cost(self, run: Callable[[], object], least: float) -> float:
         start, runs, spent = self.clock(), 0, 0.0
         while runs == 0 or spent < least:
-            own = contender.run()
-            if own is not None:
+            own = run()
+            if isinstance(own, float):
                 return own
             runs, spent = runs + 1, self.clock() - start
         return spent / runs
 
 
-def ratio(over: Sequence[float], under: Sequence[float]) -> Ratio:
-    """over / under, round by round. Raises `ValueError` for unequal lengths."""
-    ratios = [a / b for a, b in zip(over, under, strict=True)]
-    return Ratio(statistics.median(ratios), min(ratios), max(ratios))
+class Share(NamedTuple):
+    """An operation of PyTorch: its part of the whole time, how often it was called, and seconds a call."""
+
+    operation: str
+    share: float
+    calls: int
+    seconds: float
+
+
+def shares(run: Callable[[], object]) -> list[Share]:
+    """Profile one run: the longest operations first, then the sum of the others, then the time outside of PyTorch."""
+    with profile(activities=[ProfilerActivity.CPU]) as watched:
+        start = time.perf_counter()
+        run()
+        whole = time.perf_counter() - start
+    events = sorted(watched.key_averages(), key=lambda event: -event.self_cpu_time_total)
+    operations = [(event.key, event.self_cpu_time_total * 1e-6, event.count) for event in events]
+    named, others = operations[:MOST_NAMED], operations[MOST_NAMED:]
+    rows = [(name.partition("::")[2] or name, seconds, calls) for name, seconds, calls in named]
+    rows.append((OTHER_OPERATIONS, sum(seconds for _, seconds, _ in others), sum(calls for *_, calls in others)))
+    rows.append((OUTSIDE_PYTORCH, max(0.0, whole - sum(seconds for _, seconds, _ in operations)), 1))
+    return [Share(name, seconds / whole, calls, seconds / max(calls, 1)) for name, seconds, calls in rows]

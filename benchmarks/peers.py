@@ -7,18 +7,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from base_llama import sequence_lengths
-from benchmarks import naive
-from benchmarks.targets import NUM_LABELS
+from benchmarks.decoders import BOS_ID, SPACE_ID
+from benchmarks.table import HF, HF_BF16, NUM_LABELS, OURS, PLAIN_PATH
 from classifier import PAD_ID, LlamaEmbeddingClassifier
 from config import LlamaConfig
-from engine.programs import import_part
 from engine.runs import update_fast
 from llama import Llama
 from optimizer import AdamW
@@ -27,12 +26,13 @@ from utils import ROOT
 if TYPE_CHECKING:
     from engine.decoding import Decoder
 
+SEED = 1337
 DROPOUT = 0.3
 LEARNING_RATE = 2e-5
 LLAMA_GAIN = 90.5  # times 1 / sqrt(dim): 4 for stories42M
 
 
-def random_llama(config: LlamaConfig, seed: int) -> Llama:
+def random_llama(config: LlamaConfig, seed: int = SEED) -> Llama:
     """A Llama whose layers matter: fresh ones barely move the residual stream, and decoding repeats one token."""
     torch.manual_seed(seed)
     model = Llama(config)
@@ -44,11 +44,6 @@ def random_llama(config: LlamaConfig, seed: int) -> Llama:
     return model.eval()
 
 
-def load_accelerate() -> Callable[..., list]:
-    """`fast.accelerate`. Raises `UserError` if the folder fast/ is absent."""
-    return import_part("fast", "python -m benchmarks").accelerate
-
-
 def load_to_hf() -> Callable[..., nn.Module]:
     """`to_hf` of checkpoints/reference.py, which lies in no package."""
     folder = str(ROOT / "checkpoints")
@@ -57,6 +52,13 @@ def load_to_hf() -> Callable[..., nn.Module]:
     from reference import to_hf
 
     return to_hf
+
+
+class Batch(NamedTuple):
+    """inputs: what a classifier takes, b s each; labels: b"""
+
+    inputs: tuple[torch.Tensor | None, ...]
+    labels: torch.Tensor
 
 
 class HFClassifier(nn.Module):
@@ -94,74 +96,86 @@ class Autocast(nn.Module):
 
 
 class Peers:
-    """Makes the contenders' models from one state dict. `kernels`: what was chosen, by precision and use."""
+    """Makes the contenders' models from one state dict. `kernels`: what was chosen for ours, by precision and use."""
 
-    def __init__(self, llama: Llama, seed: int = 0):
-        self.config, self.seed = llama.config, seed
+    kind = "llama"
+    tolerance = 1e-3  # between log-probabilities in float32; sums in another order differ by up to 2e-5 here
+
+    def __init__(self, llama: Llama):
+        self.config = llama.config
         self.state = {name: tensor.detach() for name, tensor in llama.state_dict().items()}
         self.kernels: dict[str, list[Any]] = {}
 
-    def plain(self, attention: str = "causal", dtype: torch.dtype = torch.float32) -> Llama:
-        """Ours as the root modules compute it, with PyTorch's fused attention and linear layers."""
-        from fast.attention import fuse_attention
+    def llama(self, name: str, attention: str = "causal", dtype: torch.dtype = torch.float32) -> nn.Module:
+        """The language model of `name`, in evaluation mode: ours without kernels, and the course's way, are bare."""
+        if name in (HF, HF_BF16):
+            model = load_to_hf()(self.state, self._config("causal"))
+            model.set_attn_implementation("sdpa")  # PyTorch's fused one, its default
+        else:
+            model = self._filled(attention)
+        if name == PLAIN_PATH:
+            from fast.attention import fuse_attention
 
-        llama = self._filled(Llama, attention)
-        fuse_attention(llama)
-        return llama.to(dtype)
+            fuse_attention(model)
+        return rounded(model, dtype).eval()
 
-    def ours(self, precision: str = "fp32", attention: str = "causal") -> Decoder:
+    def decoder(self, precision: str = "fp32", attention: str = "causal") -> Decoder:
         """What generates text with ours, whose kernels are chosen for that."""
-        from fast import decoder
+        from fast import accelerate, decoder
 
-        llama, use = self._filled(Llama, attention), f"{precision}, {attention}, inference"
-        choices = load_accelerate()(llama, precision, trains=False)
+        llama, use = self._filled(attention), f"{precision}, {attention}, inference"
+        choices = accelerate(llama, precision, trains=False)
         ours = decoder(llama, precision)
         self.kernels[use] = [*choices, ours.choice]
         return ours
 
-    def naive(self, attention: str = "causal") -> naive.NaiveLlama:
-        return self._filled(naive.NaiveLlama, attention)
+    def classifier(
+        self, name: str, precision: str = "fp32", attention: str = "causal", *, trains: bool = False
+    ) -> nn.Module:
+        """The classifier of `name`, in evaluation mode.
 
-    def hf(self, dtype: torch.dtype = torch.float32) -> nn.Module:
-        """transformers' LlamaForCausalLM with its default attention (PyTorch's fused one)."""
-        model = load_to_hf()(self.state, self._config("causal"))
-        model.set_attn_implementation("sdpa")
-        return rounded(model, dtype).eval()
+        In bf16 the plain path and Hugging Face's second one get bfloat16 weights, and autocast where they are trained;
+        the course's way and Hugging Face's first one stay float32.
+        """
+        llama = self.llama(name, attention)
+        torch.manual_seed(SEED)  # all classifiers get the same head
+        if name in (HF, HF_BF16):
+            model = HFClassifier(llama.model, self.config.dim)
+        else:
+            settings = SimpleNamespace(num_labels=NUM_LABELS, hidden_dropout_prob=DROPOUT, option="finetune")
+            model = LlamaEmbeddingClassifier(settings, llama=llama)
+        model.eval()
+        if name == OURS:
+            from fast import accelerate
 
-    def our_classifier(
-        self, precision: str | None = "fp32", attention: str = "causal", *, training: bool = False
-    ) -> LlamaEmbeddingClassifier:
-        """precision: None for the plain path, in float32."""
-        settings = SimpleNamespace(num_labels=NUM_LABELS, hidden_dropout_prob=DROPOUT, option="finetune")
-        llama = self.plain(attention) if precision is None else self._filled(Llama, attention)
-        model = self._with_head(lambda: LlamaEmbeddingClassifier(settings, llama=llama))
-        if precision is not None:
-            use = f"{precision}, {attention}, {'training' if training else 'classification'}"
-            self.kernels[use] = load_accelerate()(model, precision, generates=False, trains=training)
+            use = f"{precision}, {attention}, {'training' if trains else 'classification'}"
+            self.kernels[use] = accelerate(model, precision, generates=False, trains=trains)
+        elif precision == "bf16" and name in (PLAIN_PATH, HF_BF16):
+            model = Autocast(model) if trains else rounded(model, torch.bfloat16)
         return model
 
-    def naive_classifier(self, attention: str = "bidirectional") -> naive.NaiveLlamaEmbeddingClassifier:
-        llama = self.naive(attention)
-        return self._with_head(lambda: naive.NaiveLlamaEmbeddingClassifier(llama, NUM_LABELS, DROPOUT))
+    def prompt(self, rows: int, length: int) -> torch.Tensor:
+        """Random prompts, each beginning with bos and a space. rows s"""
+        draw = torch.Generator().manual_seed(SEED)
+        words = torch.randint(SPACE_ID + 1, self.config.vocab_size, (rows, length - 2), generator=draw)
+        start = torch.tensor([[BOS_ID, SPACE_ID]]).expand(rows, -1)
+        return torch.cat((start, words), dim=1)
 
-    def hf_classifier(self, dtype: torch.dtype = torch.float32) -> HFClassifier:
-        base = self.hf().model
-        return rounded(self._with_head(lambda: HFClassifier(base, self.config.dim)), dtype)
+    def batch(self, rows: int, length: int, *, is_padded: bool = False) -> Batch:
+        """Random token ids and labels. No line of a Llama has padding."""
+        draw = torch.Generator().manual_seed(SEED)
+        token_ids = torch.randint(SPACE_ID, self.config.vocab_size, (rows, length), generator=draw)
+        return Batch((token_ids,), torch.randint(0, NUM_LABELS, (rows,), generator=draw))
 
     def _config(self, attention: str) -> LlamaConfig:
         return replace(self.config, attention=attention)
 
-    def _filled(self, kind: type, attention: str) -> Any:
+    def _filled(self, attention: str) -> Llama:
         with torch.device("meta"):
-            model = kind(self._config(attention))
+            model = Llama(self._config(attention))
         model.load_state_dict({name: tensor.clone() for name, tensor in self.state.items()}, assign=True)
         model.tok_embeddings.weight = model.output.weight  # assigned one by one, the two are no longer tied
         return model.requires_grad_(True).eval()
-
-    def _with_head(self, make: Callable[[], Any]) -> Any:
-        """All classifiers get the same head, drawn from one seed."""
-        torch.manual_seed(self.seed)
-        return make().eval()
 
 
 def rounded(model: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -171,33 +185,22 @@ def rounded(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return model
 
 
-def our_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return update_fast(plain_optimizer(model))
+def optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of `name`. PyTorch's fused AdamW, its fastest, decays no weights, as the others."""
+    if name in (HF, HF_BF16):
+        return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0, fused=True)
+    plain = AdamW(model.parameters(), lr=LEARNING_RATE)
+    return update_fast(plain) if name == OURS else plain
 
 
-def plain_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return AdamW(model.parameters(), lr=LEARNING_RATE)
-
-
-def naive_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return naive.NaiveAdamW(model.parameters(), lr=LEARNING_RATE)
-
-
-def hf_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """PyTorch's fused AdamW, its fastest. Without decay of weights, as the others."""
-    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0, fused=True)
-
-
-def train_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, token_ids: torch.Tensor, labels: torch.Tensor
-) -> None:
-    """One step of fine-tuning, the same for every contender. token_ids: b s, labels: b
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
+    """One step of fine-tuning, the same for every contender.
 
     Raises `RuntimeError` for a loss that is not finite.
     """
     model.train()
     optimizer.zero_grad()
-    loss = F.nll_loss(model(token_ids), labels, reduction="sum") / len(labels)
+    loss = F.nll_loss(model(*batch.inputs), batch.labels, reduction="sum") / len(batch.labels)
     if not math.isfinite(loss.item()):  # which every loop reads
         raise RuntimeError(f"its loss is {loss.item()}")
     loss.backward()
@@ -205,16 +208,9 @@ def train_step(
 
 
 @torch.inference_mode()
-def classify(model: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities of a model in evaluation mode. b s -> b c"""
-    return model(token_ids)
-
-
-def finite(log_probs: torch.Tensor) -> torch.Tensor:
-    """Raises `RuntimeError` if they are not finite."""
-    if not log_probs.isfinite().all():
-        raise RuntimeError("its log-probabilities are not finite")
-    return log_probs
+def classify(model: nn.Module, *inputs: torch.Tensor | None) -> torch.Tensor:
+    """Log-probabilities of a model in evaluation mode. inputs: what it takes, b s each -> b c"""
+    return model(*inputs)
 
 
 def generate_with_hf(model: nn.Module, prompt: torch.Tensor, new: int) -> torch.Tensor:

@@ -1,17 +1,23 @@
-"""A run's results as text: the lines on the screen, and the same as markdown."""
+"""A run's results as text: the machine, the lines on the screen, and the same as markdown and as JSON."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
+import platform
+import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.growth import Growth, exponent
-from benchmarks.operations import Share
-from benchmarks.rates import Measured
-from benchmarks.table import Line
-from benchmarks.targets import LIMIT
-from benchmarks.work import Rates
+import torch
 
+from advanced.experiments.trial import commit_of_code, processor
+from benchmarks.bench import Growth, Line, exponent
+from benchmarks.limits import Measured, Rates
+from benchmarks.measure import Share
+from benchmarks.table import CONTENDERS, LIMIT
+
+CORE_PACKAGES = ("torch", "numpy", "numba")
 LINE_FORMAT = "{:<42} {:<17} {:>7} {:>13} {:>18} {:>18}  {}"
 GROWTH_FORMAT = "{:<26} {:<18} {:>12} {:>12} {:>8} {:>15} {:>8}  {}"
 GROWTH_HEADER = ("how cost grows", "sizes", "first cost", "last cost", "exponent", "local", "expected", "verdict")
@@ -37,14 +43,18 @@ def growth_cells(growth: Growth) -> tuple[str, ...]:
     return growth.work, sizes, first, last, f"{growth.fitted:.2f}", f"{low:.2f} to {high:.2f}", expected, growth.verdict
 
 
-def growth_as_plain(growth: Growth) -> dict[str, Any]:
-    """For the JSON file."""
-    return {**vars(growth), "exponent": growth.fitted, "local": growth.local, "verdict": growth.verdict}
+def as_plain(row: Line | Growth) -> dict[str, Any]:
+    """A row of one of the two tables for the JSON file."""
+    fields = {name: value for name, value in vars(row).items() if name not in ("passes", "amount")}
+    if isinstance(row, Growth):
+        fields |= {"exponent": row.fitted, "local": row.local}
+    elif row.ratio is not None:
+        fields["ratio"] = row.ratio._asdict()
+    return {**fields, "verdict": row.verdict}
 
 
 def as_text(line: Line) -> str:
-    text = LINE_FORMAT.format(*cells(line))
-    return f"{text}\n  {line.detail}" if line.detail else text
+    return LINE_FORMAT.format(*cells(line))
 
 
 def rate_text(measured: Measured) -> str:
@@ -93,3 +103,28 @@ def markdown(
 def markdown_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [header, ("---",) * len(header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+# ---------------------------------------------------------------------------------------------------------- the machine
+
+
+def describe() -> dict[str, object]:
+    """Machine, versions, commit and date."""
+    facts: dict[str, object] = {
+        "cpu": processor(torch.device("cpu")),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "commit": commit_of_code() or "unknown",
+        "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+    }
+    peers = {package for info in CONTENDERS.values() for package in info.packages.values()}
+    for package in (*CORE_PACKAGES, *sorted(peers)):
+        try:
+            facts[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            facts[package] = "not installed"
+    return facts

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.peers import SEED
 from classifier import PAD_ID
 from engine.data import Example, create_data
 from tokenizer import TOKENIZER_MODEL, Tokenizer
@@ -50,9 +51,9 @@ def length_at(share: float) -> int:
     return SST_LENGTHS[-1][1]
 
 
-def random_sentences(vocab_size: int, seed: int, sizes: dict[str, int]) -> MeasuredSentences:
+def random_sentences(vocab_size: int, sizes: dict[str, int]) -> MeasuredSentences:
     """Random ids of SST's lengths, five labels."""
-    draw = random.Random(seed)
+    draw = random.Random(SEED)
 
     def example() -> Example:
         words = (str(draw.randrange(FIRST_WORD_ID, vocab_size)) for _ in range(length_at(draw.random()) - 1))
@@ -71,11 +72,11 @@ def find_tokenizers(vocab_size: int) -> list[Path]:
     return [path for path in paths if Tokenizer(tokenizer_model=path).n_words == vocab_size]
 
 
-def load_sentences(vocab_size: int, seed: int) -> MeasuredSentences:
+def load_sentences(vocab_size: int) -> MeasuredSentences:
     """SST with a tokenizer of `vocab_size` pieces, if both lie in one folder; else random sentences."""
     for path in find_tokenizers(vocab_size):
         train, dev = (path.parent / f"data/sst-{split}.txt" for split in ("train", "dev"))
         if train.is_file() and dev.is_file():
             tokenizer = Tokenizer(tokenizer_model=path)
             return MeasuredSentences(create_data(train), create_data(dev), tokenizer, "SST with Llama's tokenizer")
-    return random_sentences(vocab_size, seed, SST_SIZES)
+    return random_sentences(vocab_size, SST_SIZES)

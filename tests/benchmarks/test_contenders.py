@@ -18,11 +18,12 @@ import torch.utils.flop_counter
 from conftest import asset, random_llama
 from error_helpers import ROOT
 
-from benchmarks import large, llama2c, naive, peers, processes, report, targets
+from benchmarks import alone, decoders, epoch, peers, processes, report, table
 from benchmarks.apart import Apart, LibraryModel
+from benchmarks.bench import Line, absent_contenders
+from benchmarks.decoders import LlamaCpp, made_up_vocabulary
 from benchmarks.decoding import compare_ids, one_core_busy
-from benchmarks.epoch import FixedBatches, Sample, naive_epoch, our_epoch, sampled
-from benchmarks.llamacpp import LlamaCpp, made_up_vocabulary
+from benchmarks.epoch import FixedBatches, make_epoch, sampled
 from benchmarks.peers import Peers
 from benchmarks.sentences import (
     SST_LENGTHS,
@@ -33,7 +34,6 @@ from benchmarks.sentences import (
     load_sentences,
     random_sentences,
 )
-from benchmarks.table import Line, missing_contenders
 from bert.heads import BertForSequenceClassification
 from bert.model import Bert
 from classifier import LlamaZeroShotClassifier
@@ -45,8 +45,7 @@ from engine.flags import PREFIX
 from engine.tasks import EncodingRules
 from engine.weights import load_llama_model
 from fast.attention import FusedAttention
-from llama import Attention, Llama
-from optimizer import AdamW
+from llama import Attention
 from tokenizer import Tokenizer
 from utils import UserError
 
@@ -56,58 +55,12 @@ def contenders() -> Peers:
     return Peers(random_llama(attention="causal"))
 
 
-def naive_twin(model: Llama) -> naive.NaiveLlama:
-    twin = naive.NaiveLlama(model.config)
-    twin.load_state_dict(model.state_dict())
-    return twin.eval()
-
-
 # -------------------------------------------------------------------------------------------- the course's way
 
 
-@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
-@pytest.mark.parametrize("length", [1, 2, 17, 64])
-def test_naive_model_equals_ours(attention: str, length: int):
-    model = random_llama(attention=attention, seed=length)
-    tokens = torch.randint(0, 300, (3, length))
-    with torch.inference_mode():
-        logits, hidden_states = model(tokens)
-        naive_logits, naive_states = naive_twin(model)(tokens)
-    assert logits.std() > 0.05  # logits that are all alike would agree whatever was computed
-    torch.testing.assert_close(naive_logits, logits, atol=1e-4, rtol=0)
-    torch.testing.assert_close(naive_states, hidden_states, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
-def test_naive_text_equals_ours_also_beyond_the_window(attention: str):
-    model = random_llama(attention=attention, max_seq_len=32)
-    prompt = torch.tensor([[1, 17, 240, 33], [1, 250, 8, 99]])
-    assert torch.equal(naive_twin(model).generate(prompt, 40), model.generate(prompt, 40, temperature=0.0))
-
-
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-@pytest.mark.parametrize("correct_bias", [True, False])
-def test_naive_adamw_equals_ours(weight_decay: float, correct_bias: bool):
-    settings = dict(lr=0.01, weight_decay=weight_decay, correct_bias=correct_bias)
-    pairs = []
-    for kind in (naive.NaiveAdamW, AdamW):
-        torch.manual_seed(3)
-        parameters = [torch.nn.Parameter(torch.randn(4, 5)), torch.nn.Parameter(torch.randn(7))]
-        untouched = torch.nn.Parameter(torch.ones(2))
-        optimizer = kind([*parameters, untouched], **settings)
-        for _ in range(20):
-            for parameter in parameters:
-                parameter.grad = torch.randn_like(parameter)
-            optimizer.step()
-        assert torch.equal(untouched, torch.ones(2))
-        pairs.append(parameters)
-    for theirs, ours in zip(*pairs, strict=True):
-        torch.testing.assert_close(theirs, ours, atol=1e-6, rtol=0)
-
-
-def test_naive_batches_are_padded_and_tokenised_as_ours():
-    data = random_sentences(300, 0, {"train": 9, "dev": 4})
-    batch = naive.collate(data.tokenizer, list(data.train[:3]))
+def test_the_courses_batches_are_padded_and_tokenised_as_ours():
+    data = random_sentences(300, {"train": 9, "dev": 4})
+    batch = epoch.collate(data.tokenizer, list(data.train[:3]))
     lengths = [len(example.sentence.split()) + 1 for example in data.train[:3]]
     assert batch["token_ids"].shape == (3, max(lengths))
     for row, example, length in zip(batch["token_ids"].tolist(), data.train, lengths, strict=False):
@@ -115,14 +68,14 @@ def test_naive_batches_are_padded_and_tokenised_as_ours():
     assert batch["labels"].tolist() == [example.label for example in data.train[:3]]
 
 
-def test_naive_evaluation_counts():
+def test_the_courses_evaluation_counts():
     class Answers(torch.nn.Module):
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
             assert not self.training
             return torch.tensor([[0.0, 1.0], [1.0, 0.0]])
 
     loader = [{"token_ids": torch.zeros(2, 1), "labels": torch.tensor(labels)} for labels in ([1, 0], [0, 0])]
-    accuracy, f1 = naive.evaluate(Answers(), loader)
+    accuracy, f1 = epoch.evaluate(Answers(), loader)
     assert accuracy == 0.75
     assert f1 == pytest.approx((4 / 5 + 2 / 3) / 2)  # 2 tp / (2 tp + fp + fn), for class 0 and for class 1
 
@@ -130,56 +83,58 @@ def test_naive_evaluation_counts():
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
 def test_all_classifiers_agree(attention: str, contenders: Peers):
     tokens = torch.randint(4, 300, (3, 12))
-    ours = peers.classify(contenders.our_classifier(None, attention), tokens)
-    torch.testing.assert_close(peers.classify(contenders.naive_classifier(attention), tokens), ours, atol=1e-4, rtol=0)
+    ours = peers.classify(contenders.classifier(table.PLAIN_PATH, attention=attention), tokens)
+    course = peers.classify(contenders.classifier(table.COURSE, attention=attention), tokens)
+    torch.testing.assert_close(course, ours, atol=1e-4, rtol=0)
     assert contenders.state["output.weight"].equal(random_llama(attention="causal").output.weight)
 
 
-def test_the_plain_path_has_pytorchs_fused_attention_and_no_other_kernel(
+def test_only_ours_is_given_kernels_and_only_the_plain_path_fused_attention(
     monkeypatch: pytest.MonkeyPatch, contenders: Peers
 ):
-    """What `accelerate` is given is bare."""
+    """What `accelerate` is given is bare, and so is the course's way: as the root modules compute it."""
     page = {type(module) for module in random_llama().modules()}
-    for plain in (contenders.plain(), contenders.our_classifier(None).llama):
-        assert {type(module) for module in plain.modules()} == page - {Attention} | {FusedAttention}
+    fused = page - {Attention} | {FusedAttention}
+    for name, kinds in ((table.PLAIN_PATH, fused), (table.COURSE, page)):
+        assert {type(module) for module in contenders.llama(name).modules()} == kinds
+        assert {type(module) for module in contenders.classifier(name).llama.modules()} == kinds
     given = []
-    monkeypatch.setattr(peers, "load_accelerate", lambda: lambda model, *_, **__: given.append(model) or [])
-    contenders.ours()
-    contenders.our_classifier("fp32")
+    monkeypatch.setattr("fast.accelerate", lambda model, *_, **__: given.append(model) or [])
+    contenders.decoder()
+    contenders.classifier(table.OURS)
     assert len(given) == 2
     assert not any(isinstance(module, FusedAttention) for model in given for module in model.modules())
 
 
 def test_the_weights_of_one_contender_are_not_anothers(contenders: Peers):
-    model = contenders.our_classifier(None)
-    optimizer = peers.our_optimizer(model)
+    model = contenders.classifier(table.PLAIN_PATH)
+    optimizer = peers.optimizer(table.OURS, model)
     for _ in range(2):
-        peers.train_step(model, optimizer, torch.randint(4, 300, (3, 12)), torch.tensor([0, 1, 4]))
+        peers.train_step(model, optimizer, contenders.batch(3, 12))
     assert model.llama.output.weight is model.llama.tok_embeddings.weight
-    assert not torch.equal(model.llama.output.weight, contenders.plain().output.weight)
-    assert torch.equal(contenders.plain().output.weight, random_llama(attention="causal").output.weight)
+    assert not torch.equal(model.llama.output.weight, contenders.llama(table.PLAIN_PATH).output.weight)
+    assert torch.equal(contenders.llama(table.PLAIN_PATH).output.weight, random_llama(attention="causal").output.weight)
 
 
 def test_an_epoch_of_the_course_is_an_epoch_of_ours(contenders: Peers):
     """The same batches, no dropout, the same semantics: the same weights at the end."""
-    data = random_sentences(300, 0, {"train": 30, "dev": 9})
-    models = contenders.our_classifier(None, "bidirectional"), contenders.naive_classifier()
+    data = random_sentences(300, {"train": 30, "dev": 9})
+    models = [contenders.classifier(name, attention="bidirectional") for name in (table.PLAIN_PATH, table.COURSE)]
     for model in models:
         model.dropout.p = 0.0
     torch.manual_seed(5)
-    sample = Sample(batch_size=8, every=1, seed=2)
-    ours = our_epoch(models[0], peers.our_optimizer(models[0]), data, sample, EncodingRules(), bucket=False)
+    ours = make_epoch(table.OURS, models[0], data, 8, 1, EncodingRules())
     torch.manual_seed(5)
-    theirs = naive_epoch(models[1], peers.naive_optimizer(models[1]), data, sample)
-    assert ours.train_loader.batch_sampler.batches == theirs.train_loader.batch_sampler.batches
-    assert sorted(sum(ours.train_loader.batch_sampler.batches, [])) == list(range(30))
+    theirs = make_epoch(table.COURSE, models[1], data, 8, 1, EncodingRules())
+    batches, their_batches = (each.loaders[0].batch_sampler.batches for each in (ours, theirs))
+    assert batches == their_batches and sorted(sum(batches, [])) == list(range(30))
     seconds = [contender.run() for contender in (ours, theirs)]
-    assert seconds == [ours.phases[0].total, theirs.phases[0].total]
-    assert min(seconds) > 0.0 and theirs.phases[0].encoding == 0.0 < ours.phases[0].encoding
-    before = contenders.our_classifier(None, "bidirectional").state_dict()
-    trained, naive_trained = (model.state_dict() for model in models)
+    assert seconds == [sum(ours.parts), sum(theirs.parts)]
+    assert min(seconds) > 0.0 and theirs.parts[-1] == 0.0 < min(ours.parts)
+    before = contenders.classifier(table.PLAIN_PATH, attention="bidirectional").state_dict()
+    trained, course_trained = (model.state_dict() for model in models)
     for name, tensor in trained.items():
-        torch.testing.assert_close(naive_trained[name], tensor, atol=1e-5, rtol=0)
+        torch.testing.assert_close(course_trained[name], tensor, atol=1e-5, rtol=0)
     assert (trained["classifier_head.weight"] - before["classifier_head.weight"]).abs().max() > 4e-5
 
 
@@ -190,17 +145,17 @@ def test_hf_reads_the_last_real_token_as_ours_does(contenders: Peers):
     pytest.importorskip("transformers")
     tokens = torch.randint(4, 300, (3, 12))
     tokens[0, 5:] = tokens[2, 11:] = 3  # padding
-    ours = peers.classify(contenders.our_classifier(None), tokens)
-    theirs = peers.classify(contenders.hf_classifier(), tokens)
+    ours = peers.classify(contenders.classifier(table.PLAIN_PATH), tokens)
+    theirs = peers.classify(contenders.classifier(table.HF), tokens)
     torch.testing.assert_close(theirs, ours, atol=1e-4, rtol=0)
-    lower = peers.classify(peers.Autocast(contenders.hf_classifier()), tokens)
+    lower = peers.classify(contenders.classifier(table.HF_BF16, "bf16", trains=True), tokens)
     assert lower.dtype == torch.float32 and 0 < (lower - ours).abs().max() < 0.2
 
 
 def test_hf_in_bfloat16_turns_by_the_angles_that_it_is_made_with(contenders: Peers):
     """`Module.to` would round the frequencies as well, and with them every angle."""
     pytest.importorskip("transformers")
-    exact, rounded = contenders.hf(), contenders.hf(torch.bfloat16)
+    exact, rounded = contenders.llama(table.HF), contenders.llama(table.HF_BF16, dtype=torch.bfloat16)
     assert all(parameter.dtype == torch.bfloat16 for parameter in rounded.parameters())
     for plain, buffer in zip(exact.buffers(), rounded.buffers(), strict=True):
         assert torch.equal(plain, buffer) and plain.dtype == buffer.dtype
@@ -208,19 +163,19 @@ def test_hf_in_bfloat16_turns_by_the_angles_that_it_is_made_with(contenders: Pee
 
 
 def test_no_optimizer_decays_weights():
-    for make in (peers.our_optimizer, peers.plain_optimizer, peers.naive_optimizer, peers.hf_optimizer):
+    for name in (table.OURS, table.PLAIN_PATH, table.COURSE, table.HF, table.HF_BF16):
         model = torch.nn.Linear(2, 2)
         before = model.weight.detach().clone()
         model.weight.grad = torch.zeros_like(model.weight)
-        make(model).step()
+        peers.optimizer(name, model).step()
         assert torch.equal(model.weight, before)
 
 
 def test_hf_generates_what_ours_does(contenders: Peers):
     pytest.importorskip("transformers")
     prompt = torch.tensor([[1, 17, 240, 33]])
-    ours = contenders.plain().generate(prompt, 30, temperature=0.0)
-    assert torch.equal(peers.generate_with_hf(contenders.hf(), prompt, 30), ours)
+    ours = contenders.llama(table.PLAIN_PATH).generate(prompt, 30, temperature=0.0)
+    assert torch.equal(peers.generate_with_hf(contenders.llama(table.HF), prompt, 30), ours)
 
 
 # ------------------------------------------------------------------------------------------- other contenders
@@ -232,11 +187,11 @@ def test_hf_finds_the_likeliest_labels_that_ours_does(
     """In batches with padding before the text, where ours here has none."""
     transformers = pytest.importorskip("transformers", reason="the package transformers is not installed")
     config = LlamaConfig.from_preset("tiny", tied=False, attention="causal", max_seq_len=512)
-    folder = large._write(tmp_path / "model", config, tiny_tokenizer, 5)
+    folder = processes.write_large(tmp_path / "model", config, tiny_tokenizer)
     tokenizer = Tokenizer(tokenizer_model=tiny_tokenizer)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     names = ["bad", "mix", "fun"]  # so short that no sum over pieces is always the least
-    monkeypatch.setattr(large, "read_label_names", lambda path: names)
+    monkeypatch.setattr("engine.data.read_label_names", lambda path: names)
     ours = LlamaZeroShotClassifier(
         SimpleNamespace(num_labels=len(names)), tokenizer, names, llama=load_llama_model(folder)
     )
@@ -245,22 +200,24 @@ def test_hf_finds_the_likeliest_labels_that_ours_does(
             parameter.data.mul_(20.0 if parameter.dim() > 1 else 1.0)  # or one label is the likeliest of all sentences
     found = {}
     with torch.inference_mode():
-        for split in large.SPLITS:
+        for split in alone.SPLITS:
             texts = [f"{each.sentence} {ours.prompt_suffix}" for each in create_data(folder / f"{split}.txt")]
             ids = [torch.tensor([tokenizer.encode(text, bos=True, eos=False)]) for text in texts]
             found[split] = [int(ours(each).argmax()) for each in ids]
-            assert large._ask_transformers(theirs, tokenizer, folder / f"{split}.txt") == found[split]
-    assert len({label for labels in found.values() for label in labels}) > 1 and len(found["dev"]) == large.ASKED
+            assert alone.ask_transformers(theirs, tokenizer, folder / f"{split}.txt") == found[split]
+    assert len({label for labels in found.values() for label in labels}) > 1 and len(found["dev"]) == processes.ASKED
 
 
 def test_large_models_continue_the_same_text(tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     transformers = pytest.importorskip("transformers", reason="the package transformers is not installed")
-    folder = large._write(tmp_path / "model", LlamaConfig.from_preset("tiny", attention="causal"), tiny_tokenizer, 5)
+    folder = processes.write_large(
+        tmp_path / "model", LlamaConfig.from_preset("tiny", attention="causal"), tiny_tokenizer
+    )
     prompts = []
     model = SimpleNamespace(generate=lambda ids, **settings: prompts.append(ids[0].tolist()))
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda *args, **settings: model)
-    large.use_transformers("generate", "float32", str(folder))
-    assert "--prompt" not in large._our_command("generate", "fp32", folder)
+    alone.use_transformers("generate", "float32", str(folder))
+    assert "--prompt" not in processes.our_command("generate", "fp32", folder)
     assert prompts == [Tokenizer(tokenizer_model=tiny_tokenizer).encode(PREFIX, bos=True, eos=False)] * 2
 
 
@@ -303,7 +260,7 @@ def test_llama_cpp_says_the_same_ids(dtype: str, tmp_path: Path):
 @pytest.mark.parametrize("compute_type", ["float32", "int8"])
 def test_ctranslate2_says_the_same_ids(compute_type: str, tmp_path: Path):
     pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
-    from benchmarks.ct2 import CTranslate2
+    from benchmarks.decoders import CTranslate2
 
     ours, theirs = both_ids(CTranslate2, compute_type, tmp_path, rope_theta=500.0)
     assert compare_ids(ours, theirs, 5, ends=True).startswith("identical") or compute_type != "float32"
@@ -313,7 +270,7 @@ def test_ctranslate2_says_the_same_ids(compute_type: str, tmp_path: Path):
 def test_onnx_runtime_genai_says_the_same_ids(tmp_path: Path):
     for package in ("onnxruntime_genai", "onnx_ir", "transformers", "tokenizers"):
         pytest.importorskip(package, reason=f"{package} is not installed")
-    from benchmarks.ort_genai import OrtGenAI
+    from benchmarks.decoders import OrtGenAI
 
     ours, theirs = both_ids(OrtGenAI, "fp32", tmp_path, n_heads=2, n_kv_heads=1)  # heads of 16, as its kernel wants
     assert compare_ids(ours, theirs, 5, ends=True).startswith("identical")
@@ -323,14 +280,14 @@ def test_onnx_runtime_genai_says_the_same_ids(tmp_path: Path):
 @pytest.mark.parametrize(("precision", "tolerance"), [("f32", 1e-5), ("bf16", 0.2)])
 def test_openvino_classifies_as_ours_does(precision: str, tolerance: float, contenders: Peers, tmp_path: Path):
     pytest.importorskip("openvino", reason="openvino is not installed")
+    from benchmarks.classifiers import OpenVino
     from benchmarks.encoders import QUICK_BERT, make_batch
-    from benchmarks.ov import OpenVino
 
-    tokens, llama = torch.randint(4, 300, (3, 31)), contenders.our_classifier(None)
-    bert, batch = BertForSequenceClassification(Bert(QUICK_BERT), 5).eval(), make_batch(4, 30, 300, 1, is_padded=True)
+    tokens, llama = torch.randint(4, 300, (3, 31)), contenders.classifier(table.PLAIN_PATH)
+    bert, batch = BertForSequenceClassification(Bert(QUICK_BERT), 5).eval(), make_batch(4, 30, 300, is_padded=True)
     for model, config, given in (
         (llama, contenders.config, (tokens,)),
-        (bert, QUICK_BERT, (batch.ids, None, batch.mask)),
+        (bert, QUICK_BERT, batch.inputs),
     ):
         library = OpenVino(LibraryModel(tmp_path, model.state_dict(), config, 1, precision))
         theirs = library.classify(*(each.numpy() for each in given if each is not None))
@@ -341,12 +298,12 @@ def test_openvino_classifies_as_ours_does(precision: str, tolerance: float, cont
 @pytest.mark.slow
 def test_a_traced_classifier_answers_as_ours_does_and_learns(contenders: Peers, tmp_path: Path):
     pytest.importorskip("transformers", reason="transformers is not installed")
-    from benchmarks.compiled import Traced
+    from benchmarks.classifiers import Compiled
 
-    tokens, ours = torch.randint(4, 300, (3, 31)), contenders.our_classifier(None)
+    tokens, ours = torch.randint(4, 300, (3, 31)), contenders.classifier(table.PLAIN_PATH)
     given = LibraryModel(tmp_path, ours.state_dict(), contenders.config, torch.get_num_threads(), "fp32")
     for dtype, tolerance in (("fp32", 1e-4), ("bf16", 0.2), ("autocast", 0.2)):
-        library = Traced(given._replace(dtype=dtype))
+        library = Compiled(given._replace(dtype=dtype))
         theirs = torch.from_numpy(library.classify(tokens.numpy()))
         torch.testing.assert_close(theirs, peers.classify(ours, tokens), atol=tolerance, rtol=0)
     library.train_step(tokens.numpy(), np.array([0, 1, 4]))
@@ -382,14 +339,28 @@ def test_a_library_computes_in_a_process_of_its_own(tmp_path: Path):
     assert library.process.exitcode == 0
 
 
-def test_who_is_missing_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch):
+def test_who_is_absent_says_why_and_how_to_get_it(monkeypatch: pytest.MonkeyPatch):
+    config = LlamaConfig.from_preset("stories42M")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "llama_cpp" else object())
     monkeypatch.setenv("CXX", sys.executable)  # a compiler, as far as is looked at
-    missing = missing_contenders(has_llama2c=True)
-    assert missing == dict.fromkeys(targets.LLAMACPP_DTYPES, "pip install llama-cpp-python")
-    line = Line("decode, fp32", targets.LLAMACPP, note=missing[targets.LLAMACPP])
-    assert report.cells(line)[-1] == "not measured: pip install llama-cpp-python"
-    assert targets.LLAMA2C in missing_contenders(has_llama2c=False)
+    absent, why = absent_contenders(config, has_llama2c=True), "llama-cpp-python is not installed"
+    names = (table.LLAMACPP, table.LLAMACPP_F16, table.LLAMACPP_Q8, table.LLAMACPP_Q4)
+    assert absent == dict.fromkeys(names, f"{why}: pip install llama-cpp-python")
+    line = Line("decode, fp32", table.LLAMACPP, note=absent[table.LLAMACPP])
+    assert report.cells(line)[-1] == f"not measured: {why}: pip install llama-cpp-python"
+    assert absent_contenders(config, has_llama2c=False)[table.LLAMA2C] == "no --llama2c"
+    tiny = absent_contenders(LlamaConfig.from_preset("tiny"), has_llama2c=True)
+    assert tiny.keys() - absent.keys() == {table.ORT_GENAI} and "multiple of 16" in tiny[table.ORT_GENAI]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    why = absent_contenders(config, has_llama2c=True)[table.LLAMACPP]
+    assert why == "llama-cpp-python and gguf are not installed: pip install llama-cpp-python gguf"
+
+
+def test_without_a_compiler_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    absent = absent_contenders(LlamaConfig.from_preset("stories42M"), has_llama2c=True)
+    assert absent == {table.COMPILED: "no C++ compiler (no-such-compiler)"}
 
 
 def test_the_other_process_lives_as_long_as_the_block():
@@ -423,16 +394,16 @@ def test_a_first_run_is_in_a_fresh_copy_and_a_later_one_in_the_same(tmp_path: Pa
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     copies = processes.Copies(folder, ["run_llama.py", "module.py"], [extra], threads=1)
     for _ in range(2):
-        assert copies.first(targets.OURS) > 0.0
-        assert copies.texts[targets.OURS] == "auto False True"
-        assert list(copies.copies[targets.OURS].glob("__pycache__/module*.pyc"))  # what a first run leaves to a later
-    copies.later(targets.OURS)
-    assert copies.texts[targets.OURS] == "auto True True"
-    copies.first(targets.PLAIN_PATH)
-    assert copies.texts[targets.PLAIN_PATH] == "plain False True" and len(list(folder.iterdir())) == 2
-    (copies.copies[targets.PLAIN_PATH] / "fails").touch()
+        assert copies.first(table.OURS) > 0.0
+        assert copies.texts[table.OURS] == "auto False True"
+        assert list(copies.copies[table.OURS].glob("__pycache__/module*.pyc"))  # what a first run leaves to a later
+    copies.later(table.OURS)
+    assert copies.texts[table.OURS] == "auto True True"
+    copies.first(table.PLAIN_PATH)
+    assert copies.texts[table.PLAIN_PATH] == "plain False True" and len(list(folder.iterdir())) == 2
+    (copies.copies[table.PLAIN_PATH] / "fails").touch()
     with pytest.raises(UserError, match="plain.*no such thing"):
-        copies.later(targets.PLAIN_PATH)
+        copies.later(table.PLAIN_PATH)
     assert not list(root.rglob("__pycache__"))
 
 
@@ -478,7 +449,7 @@ def test_a_pass_is_timed_from_the_first_batch_to_after_the_last():
 
 def test_a_process_does_not_count_its_parents_memory():
     """The parent holds PyTorch; the child imports next to nothing and then 100 MB."""
-    code = "from benchmarks.memory import own_peak; a = own_peak(); x = bytearray(10**8); print(a, own_peak())"
+    code = "from benchmarks.alone import own_peak; a = own_peak(); x = bytearray(10**8); print(a, own_peak())"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     before, after = map(int, done.stdout.split())
     assert 4e6 < before < 6e7 and 0.9e8 < after - before < 1.3e8
@@ -488,13 +459,13 @@ def test_a_process_does_not_count_its_parents_memory():
 
 
 def test_random_sentences_have_ssts_lengths():
-    data = random_sentences(32000, 0, {"train": 4000, "dev": 7})
+    data = random_sentences(32000, {"train": 4000, "dev": 7})
     lengths = sorted(len(ids) for ids in data.tokenizer.encode_batch([e.sentence for e in data.train], True, False))
     for share, length in SST_LENGTHS[2:-1]:
         assert abs(lengths[round(share * 3999)] - length) <= 1 + 0.06 * length
     assert 3 <= lengths[0] and lengths[-1] <= 93 and len(data.dev) == 7
     assert [length_at(share) for share, _ in SST_LENGTHS] == [length for _, length in SST_LENGTHS]
-    assert data.train == random_sentences(32000, 0, {"train": 4000, "dev": 7}).train
+    assert data.train == random_sentences(32000, {"train": 4000, "dev": 7}).train
 
 
 def test_an_id_tokenizer_frames_ids():
@@ -503,12 +474,12 @@ def test_an_id_tokenizer_frames_ids():
 
 def test_lengths_are_those_of_the_real_data(assets: Path):
     asset(assets, "data/sst-train.txt")
-    data = load_sentences(32000, 0)
+    data = load_sentences(32000)
     assert data.source.startswith("SST") and data.train == create_data(assets / "data/sst-train.txt")
     assert {"train": len(data.train), "dev": len(data.dev)} == SST_SIZES
     lengths = sorted(map(len, data.tokenizer.encode_batch([e.sentence for e in data.train], True, False)))
     assert [(share, lengths[round(share * (len(lengths) - 1))]) for share, _ in SST_LENGTHS] == list(SST_LENGTHS)
-    assert load_sentences(300, 0).source.startswith("random")
+    assert load_sentences(300).source.startswith("random")
 
 
 # -------------------------------------------------------------------------------------------------- llama2.c
@@ -554,7 +525,7 @@ def test_what_llama2c_cannot_compute_is_not_exported(changes: dict):
 
 @pytest.mark.parametrize("vocab_size", [300, 32000])
 def test_a_vocabulary_read_back(vocab_size: int):
-    pieces = llama2c.make_pieces(vocab_size)
+    pieces = decoders.make_pieces(vocab_size)
     raw, at, read = b"".join(content_of_tokenizer(pieces, [0.0] * vocab_size)), 4, []
     while at < len(raw):
         _, length = struct.unpack_from("=fi", raw, at)
@@ -562,20 +533,20 @@ def test_a_vocabulary_read_back(vocab_size: int):
         at += 8 + length
     assert read == pieces and len(set(pieces)) == vocab_size
     assert struct.unpack_from("=i", raw) == (max(map(len, pieces)),)
-    letters = b"".join(pieces[llama2c.SPACE_ID :]).decode()
-    assert len(letters) == vocab_size - llama2c.SPACE_ID  # one character each, so none is a merge of others
+    letters = b"".join(pieces[decoders.SPACE_ID :]).decode()
+    assert len(letters) == vocab_size - decoders.SPACE_ID  # one character each, so none is a merge of others
 
 
 def test_what_is_printed_for_ids():
-    pieces = llama2c.make_pieces(300)
+    pieces = decoders.make_pieces(300)
     letter = pieces[270]
     ids = [1, 259, 270, 3 + ord("a"), 3 + 7, 3 + 200, 3 + ord("\n"), 259, 270, 1, 259]
-    assert llama2c.printed_text(ids, pieces) == letter + b"a\n " + letter + b"<s>"
+    assert decoders.printed_text(ids, pieces) == letter + b"a\n " + letter + b"<s>"
 
 
 def test_a_comparison_of_texts_names_where_it_ends():
-    program = object.__new__(llama2c.Llama2C)
-    program.pieces = llama2c.make_pieces(300)
+    program = object.__new__(decoders.Llama2C)
+    program.pieces = decoders.make_pieces(300)
     program.text = program.pieces[270] + program.pieces[271]
     assert program.compare([1, 259, 270, 271]) == "identical text"
     assert program.compare([1, 259, 270, 271, 1, 280]) == "identical text up to bos, position 4"
@@ -586,8 +557,8 @@ def test_llama2c_says_the_same_text(tmp_path: Path):
     if not os.environ.get("MINLLAMA_LLAMA2C"):
         pytest.skip("MINLLAMA_LLAMA2C names no compiled llama2.c")
     model = random_llama(attention="causal", layer_norm_eps=1e-5, seed=1, gain=8.0)
-    binary = llama2c.find_program(os.environ["MINLLAMA_LLAMA2C"])
-    program = llama2c.Llama2C(binary, tmp_path, model.state_dict(), model.config, threads=1)
+    binary = decoders.find_program(os.environ["MINLLAMA_LLAMA2C"])
+    program = decoders.Llama2C(binary, tmp_path, model.state_dict(), model.config, threads=1)
     prompt = [1, 259, 270, 281, 292]
     assert program.generate(prompt, 40) > 0.0
     ids = model.generate(torch.tensor([prompt]), 40, temperature=0.0)[0].tolist()

@@ -7,9 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import faults, report, run, scaling, table, work
-from benchmarks.growth import Growth, exponent
+from benchmarks import bench as bench_module
+from benchmarks import growth as growth_module
+from benchmarks import limits, report, run
+from benchmarks.bench import Bench, Growth, exponent
 from config import LlamaConfig
+from utils import UserError
 
 SIZES = (64, 128, 256, 512, 1024, 2048)
 LINEAR = [float(size) for size in SIZES]
@@ -47,27 +50,29 @@ def test_what_grows_faster_than_its_algorithm(growth: Growth, is_faster: bool):
 
 
 def test_a_run_fails_by_growth_unless_it_is_quick():
-    bench = SimpleNamespace(failed=set(), missing={}, growth=[grown(2.0), grown(1.0)], sizes=table.Sizes())
+    bench = Bench(None, None, None, bench_module.Sizes(), None, None, 1, None, {}, growth=[grown(2.0), grown(1.0)])
     assert run.wrong([], bench) == ["x: GROWS FASTER than its algorithm"]
-    bench.sizes = table.QUICK_SIZES
+    bench.sizes = bench_module.QUICK_SIZES
     assert run.wrong([], bench) == []
 
 
 def test_attention_makes_long_texts_more_than_linear():
     config = LlamaConfig.from_preset("stories42M", attention="causal")
-    by_length = [work.classifying(config, 1, size, 5)[0].operations for size in SIZES]
-    by_rows = [work.classifying(config, rows, 64, 5)[0].operations for rows in SIZES]
+    by_length = [limits.classifying(config, 1, size, 5)[0].operations for size in SIZES]
+    by_rows = [limits.classifying(config, rows, 64, 5)[0].operations for rows in SIZES]
     assert 1.02 < exponent(SIZES[:3], by_length[:3]) < exponent(SIZES[3:], by_length[3:]) < 1.5
     assert exponent(SIZES, by_rows) == pytest.approx(1.0)
 
 
 @pytest.mark.slow
 def test_predict_is_measured_in_a_process_of_its_own(tmp_path: Path):
-    bench = SimpleNamespace(folder=tmp_path, threads=1, sizes=table.QUICK_SIZES._replace(predicted=(20, 40)), growth=[])
-    scaling._measure_predict(bench)
+    bench = SimpleNamespace(
+        folder=tmp_path, threads=1, sizes=bench_module.QUICK_SIZES._replace(predicted=(20, 40)), growth=[]
+    )
+    growth_module._measure_predict(bench)
     seconds, memory = bench.growth
     assert len((tmp_path / "predictions.txt").read_text(encoding="utf-8").splitlines()) == 40
     assert min(seconds.medians) > 0.1 and 50 < min(memory.medians) <= max(memory.medians) < 2000
     (tmp_path / "predict.pt").write_bytes(b"damaged")
-    with pytest.raises(faults.OwnFault, match="predict ended with 2: error"):
-        scaling._predict(bench, tmp_path / "predict.pt", 20)
+    with pytest.raises(UserError, match="predict ended with status 2: error"):
+        growth_module._predict(bench, tmp_path / "predict.pt", 20)

@@ -1,4 +1,7 @@
-"""OpenVINO (github.com/openvinotoolkit/openvino) as a contender; the package openvino is imported when needed."""
+"""Other programs that classify and train, in processes of their own: OpenVINO, and what `torch.compile` makes.
+
+OpenVINO (github.com/openvinotoolkit/openvino) is imported when it is needed.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,31 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from benchmarks.targets import NUM_LABELS
+from benchmarks import peers
+from benchmarks.table import HF, HF_BF16, NUM_LABELS
 from bert.heads import BertForSequenceClassification
 from bert.model import Bert
 from classifier import LlamaEmbeddingClassifier
 from config import LlamaConfig
 from convert.onnx import RealClassifier
 from fast.attention import fuse_attention
+from fast.compact import keep_freed_memory
 from llama import Llama
 
 if TYPE_CHECKING:
     import numpy as np
 
     from benchmarks.apart import LibraryModel
+
+TRACED_BELOW = 128  # numbers of a hidden state
+
+
+def our_classifier(model: LibraryModel) -> LlamaEmbeddingClassifier:
+    """Ours as the root modules have it."""
+    settings = SimpleNamespace(num_labels=NUM_LABELS, hidden_dropout_prob=0.0, option="finetune")
+    classifier = LlamaEmbeddingClassifier(settings, llama=Llama(model.config)).eval()
+    classifier.load_state_dict(model.state)
+    return classifier
 
 
 class MaskedBert(nn.Module):
@@ -66,17 +81,36 @@ def llama_module(model: LibraryModel) -> tuple[nn.Module, tuple[torch.Tensor]]:
     return RealClassifier(classifier).eval(), (torch.ones(2, 9, dtype=torch.long),)
 
 
-def our_classifier(model: LibraryModel) -> LlamaEmbeddingClassifier:
-    """Ours as the root modules have it."""
-    settings = SimpleNamespace(num_labels=NUM_LABELS, hidden_dropout_prob=0.0, option="finetune")
-    classifier = LlamaEmbeddingClassifier(settings, llama=Llama(model.config)).eval()
-    classifier.load_state_dict(model.state)
-    return classifier
-
-
 def bert_module(model: LibraryModel) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
     """The classifier, and an example of its two inputs."""
     classifier = BertForSequenceClassification(Bert(model.config), NUM_LABELS).eval()
     classifier.load_state_dict(model.state)
     ids = torch.ones(2, 9, dtype=torch.long)
     return MaskedBert(classifier), (ids, ids)
+
+
+class Compiled:
+    """Hugging Face's classifier, compiled by PyTorch for the shape of a batch at its first call.
+
+    `model.dtype`: "fp32", "bf16" (weights) or "autocast". A tiny model is traced only: compiling C++ takes a minute a
+    batch.
+    """
+
+    def __init__(self, model: LibraryModel):
+        torch.set_num_threads(model.threads)
+        keep_freed_memory()  # as for all contenders in the process that measures
+        name, precision = (HF, "fp32") if model.dtype == "fp32" else (HF_BF16, "bf16")
+        contenders = peers.Peers(our_classifier(model).llama)
+        theirs = contenders.classifier(name, precision, trains=model.dtype == "autocast")
+        backend = "aot_eager" if model.config.dim < TRACED_BELOW else "inductor"
+        self.model = torch.compile(theirs, backend=backend)
+        self.optimizer = peers.optimizer(name, self.model)
+
+    def classify(self, token_ids: np.ndarray) -> np.ndarray:
+        """b s -> log-probabilities b c"""
+        return peers.classify(self.model, torch.from_numpy(token_ids)).float().numpy()
+
+    def train_step(self, token_ids: np.ndarray, labels: np.ndarray) -> None:
+        """token_ids: b s, labels: b"""
+        batch = peers.Batch((torch.from_numpy(token_ids),), torch.from_numpy(labels))
+        peers.train_step(self.model, self.optimizer, batch)
