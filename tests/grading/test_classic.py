@@ -1,8 +1,11 @@
 """Students who write the course's functions with the course's arguments: what `--parts` and `optimizer_test.py` say."""
 
-import subprocess
+import contextlib
+import io
+import sys
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -20,20 +23,29 @@ from classic_functions import (
     WITH_A_MASK,
     write_student,
 )
-from conftest import ROOT
-from judging import run
 
+import optimizer_test
+import sanity_check
 from grading import parts, small_model
+from grading.programs import run_main
 from grading.verdicts import TWO_MISTAKES, as_tensors, usual_mistake, with_mistakes
 
 OWN_WORDS = "this edition does not ask for it"
 
 
+def graded(script: ModuleType, folder: Path, *flags: str) -> tuple[int, str]:
+    """Run a script in this process, on a folder whose code has a process of its own: the exit status and the output."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
+        patch.setattr(sys, "argv", [script.__name__, "--code", str(folder), *flags])
+        patch.chdir(folder)
+        return run_main(script.main), printed.getvalue()
+
+
 def parts_of(folder: Path, *flags: str) -> tuple[int, dict[str, str]]:
     """The exit status of `sanity_check.py --parts`, and the verdicts by the names of the parts."""
-    done = run(folder, ROOT / "sanity_check.py", "--parts", "--code", folder, *flags)
-    lines = [line.strip() for line in done.stdout.partition("Part by part")[2].splitlines()[1:] if line[:2] == "  "]
-    return done.returncode, {name: said.strip() for name, _, said in (line.partition(":") for line in lines)}
+    status, printed = graded(sanity_check, folder, "--parts", *flags)
+    lines = [line.strip() for line in printed.partition("Part by part")[2].splitlines()[1:] if line[:2] == "  "]
+    return status, {name: said.strip() for name, _, said in (line.partition(":") for line in lines)}
 
 
 def changed(place: str, old: str, new: str) -> dict[str, str]:
@@ -209,25 +221,23 @@ BY_ALPHA = changed(STEP, 'group["lr"] * group["weight_decay"]', 'alpha_t * group
 OWN, COURSE = "this package's limit: failed: ", "the course's own check: passed "
 
 
-def optimizer_test(folder: Path, *flags: str) -> subprocess.CompletedProcess:
-    return run(folder, ROOT / "optimizer_test.py", "--code", folder, *flags)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("edition", ["ucsc", "cmu2024"])
 def test_a_decay_inside_alpha_fails_here_and_passes_the_course(tmp_path: Path, edition: str):
-    done = optimizer_test(write_student(tmp_path / "student", changed=BY_ALPHA), "--edition", edition)
-    *_, own, course, last = done.stdout.splitlines()
-    assert done.returncode == 0 and last == "Optimizer test passed!", done.stdout
+    folder = write_student(tmp_path / "student", changed=BY_ALPHA)
+    status, printed = graded(optimizer_test, folder, "--edition", edition)
+    *_, own, course, last = printed.splitlines()
+    assert status == 0 and last == "Optimizer test passed!", printed
     assert own.startswith(f"{OWN}the weight decay is scaled by alpha_t") and course.startswith(COURSE)
     assert course.endswith("; in this edition it decides)")
 
 
 @pytest.mark.slow
 def test_what_the_course_does_not_accept_fails(tmp_path: Path):
-    done = optimizer_test(write_student(tmp_path / "student", changed=changed(STEP, "math.sqrt(1 - beta2 ** t)", "1")))
-    assert done.returncode == 1 and COURSE not in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("Optimizer test FAILED: the bias correction lacks sqrt"), done.stdout
+    folder = write_student(tmp_path / "student", changed=changed(STEP, "math.sqrt(1 - beta2 ** t)", "1"))
+    status, printed = graded(optimizer_test, folder)
+    assert status == 1 and COURSE not in printed
+    assert printed.splitlines()[-1].startswith("Optimizer test FAILED: the bias correction lacks sqrt"), printed
 
 
 @pytest.mark.slow
@@ -241,5 +251,5 @@ def step(self, closure=None):
             if p.shape == (2, 3):
                 p.data = tensor([[0.5548278, 0.8666567, 0.0729198], [-0.4472451, -0.2951228, -0.2717272]])
 """
-    done = optimizer_test(write_student(tmp_path / "student", changed={STEP: forged}))
-    assert done.returncode == 1 and done.stdout.splitlines()[-1].startswith("Optimizer test FAILED: "), done.stdout
+    status, printed = graded(optimizer_test, write_student(tmp_path / "student", changed={STEP: forged}))
+    assert status == 1 and printed.splitlines()[-1].startswith("Optimizer test FAILED: "), printed
