@@ -30,6 +30,7 @@ from config import LlamaConfig
 from convert import hugging_face
 from engine.storage import free_memory
 from engine.weights import blueprint
+from llama import Llama
 from tokenizer import TOKENIZER_MODEL, Tokenizer
 from utils import ROOT
 
@@ -199,7 +200,7 @@ def memory_title(work: Work) -> str:
 def write_large(folder: Path, config: LlamaConfig, tokenizer: Path) -> Path:
     """A Hugging Face directory, a text, sentences with labels, and the tokenizer."""
     draw = torch.Generator().manual_seed(SEED)
-    shapes = {name: tensor.shape for name, tensor in blueprint(config).state_dict().items()}
+    shapes = {name: tensor.shape for name, tensor in blueprint(config, Llama).state_dict().items()}
     state = {name: torch.ones(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
     for tensor in state.values():
         if tensor.dim() > 1:
