@@ -205,13 +205,15 @@ def test_the_course_files_are_used_where_they_are(tmp_path: Path, run: Callable)
     assert done.returncode == 1 and done.stdout.splitlines()[-1].startswith("Sanity check FAILED")
 
 
-def test_without_them_the_bundled_checkpoint_is_checked_and_said(tmp_path: Path, run: Callable):
-    done = run("sanity_check.py", cwd=tmp_path)
-    if "course's reference" in done.stdout:
+def test_without_them_the_bundled_checkpoint_is_checked_and_said(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    status = call_main(monkeypatch, sanity_check, code=ROOT)
+    out, err = capsys.readouterr()
+    if "course's reference" in out:
         pytest.skip("the course's files lie beside the code here")
-    assert done.returncode == 0, done.stderr
-    assert "checking the bundled checkpoint" in done.stdout and done.stdout.count(": ok") == 2
-    assert len(done.stdout.splitlines()) == 5 and not done.stderr
+    assert status == 0 and not err, err
+    assert "checking the bundled checkpoint" in out and out.count(": ok") == 2
+    assert len(out.splitlines()) == 5
 
 
 @pytest.mark.parametrize(("changed", "verdict"), [(0, "equal"), (1, "close"), (40, "DIFFERS")])
