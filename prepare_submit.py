@@ -10,8 +10,9 @@ Exit status: 0 nothing refused or deducted, perhaps flags and notes; 1 it was ch
 finding); 2 it could not be checked (bad usage, a missing file). Needs the standard library and `grading/` alone: it
 answers at once.
 
-For scripts: `check_zip` and `create_zip` return a `Report`; `assert_zip`, and the course's own `check_file` and
-`main`, raise `FormatError`, an `AssertionError`, on a wrong format.
+For scripts: `check_zip` and `create_zip` return a `Report` with `findings`, of which those in `wrong` cost a part of
+the grade; `assert_zip`, and the course's own `check_file` and `main`, raise `FormatError`, an `AssertionError`, on a
+wrong format.
 """
 
 import os
