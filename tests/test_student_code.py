@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, outputs
+from conftest import ROOT, outputs, slow_among
 from error_helpers import TEXT_FLAGS, check_one_error, stderr_lines
 
 from engine.families import NO_MASK
@@ -168,7 +168,8 @@ def test_a_causal_classifier_is_not_opened_by_scores_without_a_mask(
 # ------------------------------------------------------------------------------------------ a generate of one's own
 
 
-@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+# of a causal model in one process: test_an_edited_generate_is_what_the_command_asks in tests/fast/test_equivalence.py
+@pytest.mark.parametrize("attention", slow_among(["causal", "bidirectional"], ["causal"]))
 def test_an_edited_generate_is_what_is_printed_and_one_note_says_so(second: Callable, tmp_path: Path, attention: str):
     done = second(*GENERATE, *PATH, "--attention", attention)
     assert done.returncode == 0, done.stderr
