@@ -209,10 +209,9 @@ def _imported(tree: ast.AST, package: list[str]) -> Iterator[Import]:
 
 def _called_for(call: ast.AST) -> list[str]:
     """What `import_module("x")`, `__import__("x")` and `exec("import x")` import; nothing of other expressions."""
-    arguments = getattr(call, "args", [])
-    text = arguments[0].value if arguments and isinstance(arguments[0], ast.Constant) else None
-    called = getattr(call, "func", None)
-    name = getattr(called, "id", getattr(called, "attr", ""))
+    if not (isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Constant)):
+        return []
+    text, name = call.args[0].value, getattr(call.func, "id", getattr(call.func, "attr", ""))
     if not isinstance(text, str):
         return []
     if name in ("import_module", "__import__"):

@@ -24,7 +24,7 @@ from grading import adamw, questions, wire
 from grading.editions import ATTENTION_KINDS
 from grading.parts import all_parts, judge_parts, stored_numbers
 from grading.rotary import alike
-from grading.student_process import ChildAnswer, ChildQuestion, flat_tensors
+from grading.student_process import ChildAnswer, ChildQuestion, flat_tensors, without_given
 
 Function = Callable[..., Any]
 STAND_IN, NONE_FITS = "the package's own code is used", "no usual mistake gives these numbers"
@@ -96,7 +96,7 @@ class ReadersCode:
             return ChildAnswer(trouble=str(error))
         except Exception as error:  # whatever the reader's code raises
             return ChildAnswer(trouble=told(error))
-        return ChildAnswer(tuple(tensors.values()), names=tuple(tensors))
+        return without_given(ChildAnswer(tuple(tensors.values()), names=tuple(tensors)), question)
 
     def ask_all(self, asked: list[ChildQuestion]) -> list[ChildAnswer]:
         return [self.ask(question) for question in asked]

@@ -129,3 +129,9 @@ def test_the_page_sorts_every_method_into_one_of_the_seven_directions():
     assert len(cells) == 7
     named = [name for cell in cells for name in re.findall(r"`([a-z0-9-]+)`", cell)]
     assert sorted(named) == sorted(ALL_METHODS)
+
+
+def test_the_first_table_of_the_readme_names_every_method():
+    page = (ROOT / "advanced" / "README.md").read_text(encoding="utf-8")
+    table = page.partition("| method | pooled |")[2].partition("\n\n")[0]
+    assert {*ALL_METHODS} <= {*re.findall(r"`([a-z0-9-]+)`", table)}
