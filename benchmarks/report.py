@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from advanced.experiments.render import markdown_table
 from advanced.experiments.trial import commit_of_code, processor
 from benchmarks.bench import Growth, Line, exponent
 from benchmarks.limits import Measured, Rates
@@ -83,26 +84,25 @@ def markdown(
     growths: Sequence[Growth] = (),
 ) -> str:
     """Machine, limits, every line with its verdict, how cost grows, and where our time goes."""
-    parts = [markdown_table(("machine", ""), [(name, str(value)) for name, value in facts.items()])]
+    parts = [table_of(("machine", ""), [(name, str(value)) for name, value in facts.items()])]
     parts.append("\n".join(f"- {text}" for text in limit_texts(rates)))
     reached = [line for line in lines if line.against == LIMIT]
     compared = [line for line in lines if line.against != LIMIT]
     if reached:
         header = ("work", "fraction of the limit", "range", "ours", "limit", "verdict")
-        parts.append(markdown_table(header, [(row[0], *row[2:]) for row in map(cells, reached)]))
+        parts.append(table_of(header, [(row[0], *row[2:]) for row in map(cells, reached)]))
     if compared:
-        parts.append(markdown_table(TABLE_HEADER, [cells(line) for line in compared]))
+        parts.append(table_of(TABLE_HEADER, [cells(line) for line in compared]))
     if growths:
-        parts.append(markdown_table(GROWTH_HEADER, [growth_cells(growth) for growth in growths]))
+        parts.append(table_of(GROWTH_HEADER, [growth_cells(growth) for growth in growths]))
     if profiles:
         rows = [(work, profile_text(profile)) for work, profile in profiles.items()]
-        parts.append(markdown_table(("work", "where the time goes: share of it, calls x time of each"), rows))
+        parts.append(table_of(("work", "where the time goes: share of it, calls x time of each"), rows))
     return "\n\n".join(parts) + "\n"
 
 
-def markdown_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [header, ("---",) * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+def table_of(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(markdown_table(heads, rows))
 
 
 # ---------------------------------------------------------------------------------------------------------- the machine

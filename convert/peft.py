@@ -121,7 +121,7 @@ def _sorted_out(file: Path) -> tuple[dict[str, State], State]:
 
 def _bare(name: str) -> str:
     """A name without what a model with a head puts in front."""
-    return re.sub(r"^(model|bert|distilbert)\.", "", str(name))
+    return re.sub(r"^(model|transformer(?=\.(layers|norm|embed_tokens)\.)|bert|distilbert)\.", "", str(name))
 
 
 def _scale(module: str, factors: State, settings: dict[str, Any], alpha: float) -> float:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from grading.batch import STATE, judge_all, rows_of, write_sheets
+from grading.batch import OLD_STATE, STATE, judge_all, rows_of, write_sheets
 from grading.box import InBox, add_box_flags, box_of
 from grading.judge import REFUSED, read_overrides, summary
 from grading.programs import GradingError, GradingParser, printable, run_main, whole_number
@@ -71,7 +71,7 @@ def main() -> int:
     for own in filter(None, (args.config, settings.roster, settings.overrides)):
         if out.resolve() in Path(own).resolve().parents:
             raise GradingError(f"{printable(own)} lies in --out, where files are replaced; move it")
-    if (out / "grades.csv").exists() and not (out / STATE).is_dir():
+    if (out / "grades.csv").exists() and not ((out / STATE).is_dir() or (out / OLD_STATE).exists()):
         raise GradingError(f"--out {printable(out)} holds a grades.csv that is not this program's; give another folder")
     need("jinja2")
     run_code = InBox(box_of(args)) if args.run_code else None

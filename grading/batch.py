@@ -191,7 +191,7 @@ def _page(rows: Sequence[StudentRow], others: Sequence[str], outputs: Sequence[s
 
 # ------------------------------------------------------------------------------------------------------------ the batch
 
-STATE = "judgements"  # the folder of the students' JSON files
+STATE, OLD_STATE = "judgements", "state.jsonl"  # the folder of the students' JSON files; a former version's file
 Job = tuple[Path, str, Settings, "RunCode | None"]  # the arguments of `examine`
 
 
@@ -291,6 +291,7 @@ def read_judgement(path: Path, key: str) -> Judgement | None:
 
 WORKER_CODE = "import sys; sys.path[:] = {path!r}; from grading.batch import work; work(sys.argv[1])"
 POLL = 0.02  # seconds between two looks for answers
+ANSWERS = "answers"  # the folder of the answers; no other user reads there
 
 
 def _in_processes(todo: dict[int, Job], most: int) -> Iterator[tuple[int, Judgement]]:
@@ -298,20 +299,22 @@ def _in_processes(todo: dict[int, Job], most: int) -> Iterator[tuple[int, Judgem
     waiting, idle, busy = list(reversed(todo)), [], {}
     with tempfile.TemporaryDirectory(prefix="minllama-", ignore_cleanup_errors=True) as scratch:
         os.chmod(scratch, 0o711)  # the box's user passes through it
+        Path(scratch, ANSWERS).mkdir(mode=0o700)
         try:
             while waiting or busy:
                 while waiting and len(busy) < most:
-                    process, index = idle.pop() if idle else _start_worker(scratch), waiting.pop()
+                    process, index = (idle.pop() if idle else _start_worker(scratch)), waiting.pop()
                     busy[process] = index
                     with contextlib.suppress(BrokenPipeError):  # it has died, which is found below
                         process.stdin.write(pickle.dumps((index, todo[index])))
                 time.sleep(POLL)
                 for process, index in [*busy.items()]:
                     has_died = process.poll() is not None  # before the look for an answer, which it may have given
-                    if has_died or Path(scratch, str(index)).exists():
+                    file = Path(scratch, ANSWERS, str(index))
+                    if has_died or file.exists():
                         del busy[process]
                         idle += [] if has_died else [process]
-                        yield index, _read_answer(Path(scratch, str(index)))
+                        yield index, _read_answer(file)
         finally:
             for process in (*busy, *idle):
                 with process:
@@ -354,7 +357,7 @@ def work(scratch: str) -> None:
             answer = judge_one(job)
         except GradingError as error:
             answer = error
-        with atomic_write(Path(scratch, str(index))) as file:
+        with atomic_write(Path(scratch, ANSWERS, str(index))) as file:
             file.write(pickle.dumps(answer))
 
 

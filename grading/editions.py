@@ -69,7 +69,7 @@ MATPLOTLIB = frozenset({"matplotlib", "contourpy", "cycler", "dateutil", "fontTo
 # the public copy iamsorenl/minllama-assignment: the same checker and tree, only the ID is a CruzID. cmu2025:
 # cmu-l3/anlp-fall2025-hw1, where LoRA outputs and feedback.txt are new. The course's lists mark each of the four
 # advanced outputs as [OPTIONAL], so those of one data set may be absent in every edition; dev without test, or test
-# without dev, is a warning here. cmu2026: ialdarmaki/anlp-spring2026-hw1, which has pre-training on additions in place
+# without dev, is a note here. cmu2026: ialdarmaki/anlp-spring2026-hw1, which has pre-training on additions in place
 # of fine-tuning (grading.addition).
 # The limit of 10 MB is that of fall 2025; the earlier ones name none.
 EDITIONS = {

@@ -147,7 +147,7 @@ class Finding(str):
 
     def with_severity(self, severities: Mapping[str, str]) -> Finding:
         """The same with another severity, if its code is among these."""
-        severity = severities.get(self.code, "")
+        severity = severities.get(self.code, self.severity)
         return Finding(self, self.code, self.file, self.line, self.expected, self.got, severity)
 
     def told(self) -> dict[str, str | int]:

@@ -108,7 +108,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 def graded_in_the_day(metadata: dict[str, Any]) -> list[tuple[float, str]]:
     """Score and time of the submissions that were graded in the 24 hours before this one.
 
-    None where the metadata do not tell. One that was not graded has a score that is another's.
+    Empty where the metadata do not tell. One that was not graded has a score that is another's.
     """
     with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
         begin = datetime.fromisoformat(metadata["created_at"]) - timedelta(days=1)

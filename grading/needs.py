@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ast
 import bisect
-import contextlib
 import os
 import posixpath
 import re
@@ -143,6 +142,7 @@ def is_carried(name: str) -> bool:
 # Bytes of Python that are parsed, in a file and in all: a syntax tree takes a thousand times its text.
 MAX_MODULE, MAX_CODE = 100_000, MB
 MAX_FAULTS, MAX_LIBRARIES, MAX_REQUIREMENTS = 20, 10, 20  # names in a message: a submission can make up any number
+MAX_TEXTS = 100  # given to `exec` and `eval` in a file
 REQUIRED_CODES = ("E034-python", "E030-needs", "E032-library")  # of faults, absent files and libraries
 OTHER_CODES = ("E035-python-others", "E031-needs-others", "E033-library-others")
 SETUP, DRIVER, SANITY_CHECK = "setup.sh", "run_llama.py", "sanity_check.py"
@@ -185,8 +185,11 @@ def parse(source: bytes) -> ast.AST:
         threading.stack_size(size)
 
 
-def _imported(tree: ast.AST, package: list[str]) -> Iterator[Import]:
-    """Every import statement of a tree, without those for type checkers alone; and what calls with a text import."""
+def _imported(tree: ast.AST, package: list[str], most_texts: int = MAX_TEXTS) -> Iterator[Import]:
+    """Every import statement of a tree, without those for type checkers alone; and what calls with a text import.
+
+    most_texts: so many texts given to `exec` and `eval` are looked at.
+    """
     waiting = [(tree, False, False)]
     for node, is_optional, is_lazy in waiting:
         if isinstance(node, ast.Import):
@@ -198,7 +201,12 @@ def _imported(tree: ast.AST, package: list[str]) -> Iterator[Import]:
                 yield Import(node.lineno, f"{module}.{alias.name}", is_optional, is_lazy)
         for part in ast.iter_child_nodes(node):
             for call in ast.walk(part) if isinstance(part, ast.expr) else ():
-                yield from (Import(call.lineno, name, is_optional, is_lazy) for name in _called_for(call))
+                name, text = _called_with(call)
+                if name in ("import_module", "__import__") and not text.startswith("."):
+                    yield Import(call.lineno, text[:MAX_NAME], is_optional, is_lazy)
+                elif name in ("exec", "eval") and most_texts > 0:
+                    most_texts -= 1
+                    yield from (Import(call.lineno, each, is_optional, is_lazy) for each in _named_in(text))
         inner = is_optional or _provides_for_absence(node)
         lazy = is_lazy or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         if not _is_for_type_checkers(node):
@@ -207,18 +215,20 @@ def _imported(tree: ast.AST, package: list[str]) -> Iterator[Import]:
             waiting += [(statement, is_optional, lazy) for statement in _block(node, part)]
 
 
-def _called_for(call: ast.AST) -> list[str]:
-    """What `import_module("x")`, `__import__("x")` and `exec("import x")` import; nothing of other expressions."""
-    if not (isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Constant)):
+def _called_with(call: ast.AST) -> tuple[str, str]:
+    """The name of what is called with a text as first argument, and the text; two empty ones for all else."""
+    if isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Constant):
+        if isinstance(text := call.args[0].value, str):
+            return getattr(call.func, "id", getattr(call.func, "attr", "")), text
+    return "", ""
+
+
+def _named_in(text: str) -> list[str]:
+    """The names that a text of Python imports; none if it is not Python."""
+    try:
+        return [each.name for each in _imported(parse(text.encode("utf-8", "surrogatepass")), [], most_texts=0)]
+    except FormatError:
         return []
-    text, name = call.args[0].value, getattr(call.func, "id", getattr(call.func, "attr", ""))
-    if not isinstance(text, str):
-        return []
-    if name in ("import_module", "__import__"):
-        return [text[:MAX_NAME]] * (not text.startswith("."))
-    with contextlib.suppress(FormatError):
-        return [each.name for each in _imported(parse(text.encode()), [])] if name in ("exec", "eval") else []
-    return []
 
 
 def _block(node: ast.AST, part: str) -> list[ast.AST]:

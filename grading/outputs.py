@@ -53,7 +53,7 @@ def check_text(name: str, raw: bytes, rules: Rules, report: Report) -> None:
 
 
 def _decode(name: str, raw: bytes, report: Report) -> str | None:
-    """The text of a file; None if it is none, which is a problem.
+    """The text of a file; None, with a finding, if it is none.
 
     The course's driver writes the encoding of the computer, on Windows a code page, so a generated text may have one.
     Which one is not known: letters beyond ASCII may come out as others, and the few of an English text do not matter.
@@ -119,8 +119,8 @@ def _check_output(
         report.findings += _outside_band(name, dataset, reference, report.scores[name])
 
 
-def _outside_band(name: str, dataset: str, reference: float | None, score: Score) -> list[str]:
-    """A warning for an accuracy further from the reference's than the grade A allows."""
+def _outside_band(name: str, dataset: str, reference: float | None, score: Score) -> list[Finding]:
+    """A finding for an accuracy further from the reference's than the grade A allows."""
     accuracy, band = score.accuracy, ACCURACY_BANDS[dataset]
     if None in (reference, accuracy) or score.lines < ENOUGH_LINES or round(abs(accuracy - reference), 3) <= band:
         return []
@@ -146,7 +146,7 @@ def _flag(findings: list[Finding], code: str, name: str, what: str, bad: list[bo
 def _compare(
     name: str, kind: str, rows: list[LabelledLine | None], data: list[LabelledLine], prompt: str, report: Report
 ) -> None:
-    """Compare sentences. Another prompt is a warning, and for advanced methods not even that."""
+    """Compare sentences. Another prompt is a finding, and for advanced methods not even that."""
     same = {"advanced": str.__contains__, "prompting": str.startswith}.get(kind, str.__eq__)
     pairs = list(zip(rows, data, strict=False))
     strange = [row is not None and not same(row.sentence, gold.sentence) for row, gold in pairs]
@@ -177,9 +177,14 @@ MAX_REPORTS = 3  # files that are looked into, where several may be meant as the
 # The header may stand behind other bytes, which most readers skip.
 HEADER, HEADER_WITHIN = b"%PDF-", 1024
 MAX_MEMORY, MAX_SECONDS = 256 << 20, 20  # bytes and seconds for counting the pages of one file
+NO_LIMIT = 3  # exit status
 COUNT_PAGES = """import sys; sys.path = [*filter(None, sys.path)]  # not the current folder, which may be a student's
-import io, resource
-resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]), int(sys.argv[1])))
+import io
+try:
+    import resource
+    resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]), int(sys.argv[1])))
+except (ImportError, OSError, ValueError):
+    sys.exit(3)
 import pypdf
 print(len(pypdf.PdfReader(io.BytesIO(sys.stdin.buffer.read())).pages))"""
 _LIKE_A_REPORT = re.compile(r"(?i).*\.pdf|.*report.*\.(docx?|odt|pages|rtf)")
@@ -202,7 +207,7 @@ def reports_among(names: Iterable[str], student_id: str) -> list[str]:
 
 
 def name_warnings(names: Iterable[str], student_id: str) -> list[Finding]:
-    """A warning if files may be meant as the report and none of them has its name."""
+    """A finding if files may be meant as the report and none of them has its name."""
     found, right = reports_among(names, student_id), right_name(student_id)
     if not found or found == [right]:
         return []
@@ -211,7 +216,7 @@ def name_warnings(names: Iterable[str], student_id: str) -> list[Finding]:
 
 
 def check_report(name: str, raw: bytes, report: Report) -> None:
-    """Warn if the file is no PDF, or has too many pages; a note if they were not counted."""
+    """A finding if the file is no PDF, has too many pages, or if they were not counted."""
     if HEADER not in raw[:HEADER_WITHIN]:
         said = f"{name} is not a PDF file: it does not begin with {HEADER.decode()}"
         report.findings.append(Finding(said, "E061-report-pdf", name))
@@ -244,6 +249,8 @@ def count_pages(raw: bytes) -> int:
         )
     except subprocess.TimeoutExpired:
         raise Uncountable(f"pypdf did not end within {MAX_SECONDS} seconds") from None
+    if done.returncode == NO_LIMIT:
+        raise Uncountable("this system has no limit on a process's memory")
     if not done.stdout.strip().isdigit():
         raise Uncountable("pypdf cannot read it")
     return int(done.stdout)

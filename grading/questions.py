@@ -194,7 +194,7 @@ def attention_alone(config: dict, weights: Weights, x: torch.Tensor) -> Any:
 
 
 def layer(config: dict, weights: Weights, x: torch.Tensor, replaced: Weights | None = None) -> Any:
-    """replaced: matrices of `stand_ins.replace_parts`, by the names of the parts."""
+    """replaced: matrices of `answers.replace_parts`, by the names of the parts."""
     module = make("LlamaLayer", weights, 0, make_config(config))
     answers.replace_parts(module, replaced or {})
     return module(x)
@@ -227,7 +227,7 @@ def generate(
 ) -> Any:
     """Each row's continuation at temperature 0; the first row's at others: near 0, and where all are as likely.
 
-    table: that of `stand_ins.replace_forward`; None: the model computes.
+    table: that of `answers.replace_forward`; None: the model computes.
     """
     model = make("Llama", weights, make_config(config))
     if table is not None:

@@ -191,7 +191,7 @@ def of_set_up(site: str) -> list[Path]:
     allowed = INSTALLED.union(*(edition.libraries for edition in EDITIONS.values()))
     entries, needs, wanted = {}, {}, []
     for each in distributions(path=[site]):
-        name = _plain(each.metadata["Name"])
+        name = _plain(each.metadata["Name"] or "")  # "": what an interrupted pip leaves
         entries[name] = {file.parts[0] for file in each.files or ()}
         needs[name] = [_plain(one) for one in each.requires or () if "extra ==" not in one]
         wanted += [name] if allowed & {_module(entry) for entry in entries[name]} else []
@@ -304,7 +304,8 @@ def add_python(box: Box) -> Box:
             advice = "give --python PATH of one that all users can read, /usr/bin/python3 for example"
             raise GradingError(f"the box's user cannot read {printable(path)}, which Python needs; {advice}")
     mounts = tuple(path for path in sorted(folders) if not path.startswith("/usr/"))
-    return replace(box, mounts=mounts, libraries=libraries, sites=tuple(sorted({*libraries, *told["sites"]})))
+    others = (str(path) for place in ("/usr", "/usr/local") for path in Path(place, "lib").glob("python3*/*-packages"))
+    return replace(box, mounts=mounts, libraries=libraries, sites=tuple(sorted({*libraries, *told["sites"], *others})))
 
 
 def own_libraries() -> list[str]:

@@ -55,7 +55,7 @@ def any_of(patterns: str) -> re.Pattern:
 
 # Never packed. A zip that holds the first is wrong (large, private or not the student's work); the second is clutter.
 FOREIGN = any_of(".git .venv venv env pyvenv.cfg conda-meta node_modules *.pt *.pth")
-CLUTTER = any_of("__pycache__ .*_cache .hypothesis .ipynb_checkpoints .DS_Store *.pyc *.zip *.resume* *.lock .*.tmp")
+CLUTTER = any_of("__pycache__ .*_cache .hypothesis .ipynb_checkpoints .DS_Store *.pyc *.zip *.resume* *.l*ck .*.tmp")
 
 
 def is_foreign(name: str, edition: Edition) -> bool:

@@ -193,12 +193,12 @@ MODEL_NAMES = ("layers.0", "layers.1", "norm")
 
 
 def matrices(names: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    """A matrix for each part that a `stand_ins.Product` replaces."""
+    """A matrix for each part that a `answers.Product` replaces."""
     return {name: closed_form(f"stand-in {name}", DIM, DIM, scale=0.5) for name in names}
 
 
 def table() -> torch.Tensor:
-    """What `stand_ins.summed` reads. v D"""
+    """What `answers.summed` reads. v D"""
     return closed_form("stand-in table", VOCAB_SIZE, DIM, scale=0.1)
 
 

@@ -457,11 +457,11 @@ def test_what_other_programs_have_packed_is_named(tmp_path: Path, kind: str, end
 TABLES = {  # lines under a name that does not say what they are, and the words by which they are refused
     "objects": (
         '{"text": "x", "label": 1}\n\n{"text": "y"}\n',
-        "every line is a JSON object; with a name that ends in .json",
+        "every line is a JSON object; named .jsonl they are read as columns",
     ),
     "one object": ('\ufeff{"text": "x"}', "every line is a JSON object"),
-    "tabs": ("text\tlabel\nx\t1\n\ny\t\n", "every line has 1 tab; with a name that ends in .tsv"),
-    "more tabs": ("a\tb\tc\nx\t1\t2\r\n", "every line has 2 tabs; with a name that ends in .tsv"),
+    "tabs": ("text\tlabel\nx\t1\n\ny\t\n", "every line has 1 tab; named .tsv they are read"),
+    "more tabs": ("a\tb\tc\nx\t1\t2\r\n", "every line has 2 tabs; named .tsv they are read"),
 }
 TEXTS = {
     "an object alone": '{"text": "x"}\nand a line\n',

@@ -29,6 +29,7 @@ from engine.data import majority_accuracy, unpack
 from engine.metrics import entry_of
 from utils import UserError, atomic_write, join_names, read_text
 
+PIPE = "\\|"  # within a cell of a table
 COLUMNS = (
     "method", "seeds", "dev", "test", "macro-F1", "gain in accuracy", "p", "gain in macro-F1", "could be found",
     "trained", "seconds",
@@ -200,7 +201,7 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[
 
 
 def markdown_row(texts: Sequence[str]) -> str:
-    return f"| {' | '.join(texts)} |"
+    return f"| {' | '.join(text.replace('|', PIPE) for text in texts)} |"
 
 
 def write_page(path: Path, text: str, flag: str) -> None:

@@ -131,6 +131,7 @@ def needed(package):
     ("exec('from jax import numpy')", "jax (llama.py line 1)"),
     ("x = eval(\"__import__('jax')\")", "jax (llama.py line 1)"),
     ("f = lambda x: exec('import jax')", "jax (llama.py line 1)"), ("f = lambda x: x(1)\nf(print)(b'')", None),
+    ("exec('\\ud800'); __import__('\\ud800'); import_module('.x')", "ud800 (llama.py line 1)"),
     ("if exec('import jax') is None: pass", "jax (llama.py line 1)"), ("exec('import'); eval('1 +'); exec(x)", None),
     ("try:\n  x = __import__('numba')\nexcept ImportError:\n  x = None", None), ("__import__('numpy')", None),
 ])  # fmt: skip
