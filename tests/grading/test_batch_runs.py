@@ -478,9 +478,12 @@ def test_files_of_the_grader_are_not_replaced(place):
         path.rename(path.with_suffix(".txt"))
     done = run(place)
     assert done.returncode == 2 and "holds a grades.csv that is not this program's" in done.stderr
-    (place / "out" / "judgements").mkdir()
-    done = run(place)
-    assert done.returncode == 2 and "in holds neither a zip nor a folder" in done.stderr
+    for make in (Path.touch, Path.mkdir):  # of a former version, and of this one
+        name = "state.jsonl" if make is Path.touch else "judgements"
+        make(place / "out" / name)
+        done = run(place)
+        assert done.returncode == 2 and "in holds neither a zip nor a folder" in done.stderr
+        (place / "out" / "state.jsonl").unlink(missing_ok=True)
     assert (place / "out" / "grades.csv").read_text() == "id,grade,reason\n"
     done = subprocess.run([*command(place)[:-1], place / "in" / "out"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2

@@ -283,6 +283,26 @@ def test_a_limit_that_is_missing_is_a_refusal(box: Box, monkeypatch: pytest.Monk
         open_box(PYTHON, allow_without=("outside",))
 
 
+def test_libraries_of_the_box_are_those_of_the_set_up_and_what_these_need(tmp_path: Path):
+    def install(name: str, *modules: str, needs: str = "") -> None:
+        folder = tmp_path / f"{name}-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{needs}\n")
+        (folder / "RECORD").write_text("".join(f"{one}/__init__.py,,\n" for one in (*modules, folder.name)))
+        for one in modules:
+            (tmp_path / one).mkdir()
+
+    install("torch", "torch", "torchgen", needs="Requires-Dist: Sym.Py >=1\nRequires-Dist: dev-tool ; extra == 'dev'")
+    install("sym-py", "sympy_core", needs="Requires-Dist: deeper (>=2)")
+    install("deeper", "deeper")
+    install("dev_tool", "dev_tool")
+    install("transformers", "transformers", needs="Requires-Dist: torch")
+    (tmp_path / "~orch-2.0.dist-info").mkdir()  # what an interrupted pip leaves
+    (tmp_path / "numpy").mkdir()  # without a record, as some systems install it
+    found = {path.name for path in sandbox.of_set_up(str(tmp_path)) if not path.name.endswith("info")}
+    assert found == {"torch", "torchgen", "sympy_core", "deeper", "numpy"}
+
+
 LOST = ("pids", "net", "memory", "disk", "users", "outside")
 
 

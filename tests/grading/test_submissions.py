@@ -243,7 +243,7 @@ def test_what_does_not_belong_in_a_zip(check, folder):
 def test_creation_leaves_out_what_does_not_belong(create, folder):
     left_out = [".git/config", "__pycache__/x.pyc", ".pytest_cache/x", "venv/x", "other/pyvenv.cfg", "old.zip",
                 "conda/conda-meta/x", "finetune-5-2e-05.pt", ".DS_Store", "x.resume.tmp", "sub/.git/x",
-                "finetune-5-2e-05.lock"]  # fmt: skip
+                "finetune-5-2e-05.lock", "sst-dev-finetuning-output.lck"]  # fmt: skip
     for name in ["sub/kept.py", "data/environment.txt", ".gitignore", *left_out]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x")
