@@ -50,6 +50,7 @@ WITHOUT_KERNELS = ("tokenizer", *(f"engine.{name}" for name in TRAINING))
 OF_UTILS = ("seed_everything",)
 OVERRIDDEN = ("engine.decoding.Decoder.generate",)  # each decoder of fast/ has its own
 EXCEPTIONS = {  # what rightly shows nowhere, and why
+    "rope.table_rows": "says how many rows a table has; one more is never read",
     "engine.decoding.Sampling.__post_init__": "an error for settings that the flags have refused already",
     "engine.decoding.Sampling.limits": "one token more to choose from is never drawn: this model is sure",
     "engine.decoding.why_own_generate": "says which of two ways that give the same text is taken",

@@ -112,6 +112,14 @@ def begin(place: Path, *flags: str, sign: str = "out/judgements/*.json") -> subp
     return process
 
 
+def without_keys(files):
+    """Judgements without keys, which change with any file of the package: other tests may write there."""
+    return {
+        name: {**json.loads(content), "key": ""} if name.startswith("judgements") else content
+        for name, content in files.items()
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="signals")
 @pytest.mark.parametrize("jobs", ["1", "2"])
@@ -130,7 +138,8 @@ def test_a_killed_run_goes_on_to_equal_bytes(place, jobs):
     resumed = {name: content for name, content in files_of(place / "out").items() if not name.endswith(".tmp")}
     (place / "out").rename(place / "first")
     run(place, "--jobs", "2")
-    assert resumed == files_of(place / "out") and len([*place.glob("out/judgements/*.json")]) == 25
+    assert without_keys(resumed) == without_keys(files_of(place / "out"))
+    assert len([*place.glob("out/judgements/*.json")]) == 25
 
 
 def test_what_is_known_is_not_judged_again(place, monkeypatch):
