@@ -81,9 +81,13 @@ def sample_next(
     best, largest = likeliest(logits)
     if temperature == 0.0:
         return best
+    return torch.multinomial(softened(logits, largest, temperature), num_samples=1, generator=generator)  # b 1
+
+
+def softened(logits: torch.Tensor, largest: torch.Tensor, temperature: float) -> torch.Tensor:
+    """The probabilities at a temperature above 0. logits: b v, largest: b 1, see `likeliest` -> b v"""
     # the maximum is subtracted first, so that a very small temperature does not overflow
-    probs = ((logits.float() - largest.float()) / max(temperature, LEAST_TEMPERATURE)).softmax(dim=-1)  # b v
-    return torch.multinomial(probs, num_samples=1, generator=generator)  # b 1
+    return ((logits.float() - largest.float()) / max(temperature, LEAST_TEMPERATURE)).softmax(dim=-1)
 
 
 def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -138,7 +142,7 @@ def drop(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     if sampling.limits == (None,) * 4:
         return logits
     _, largest = likeliest(logits)
-    probs = ((logits.float() - largest.float()) / max(sampling.temperature, LEAST_TEMPERATURE)).softmax(dim=-1)  # b v
+    probs = softened(logits, largest, sampling.temperature)  # b v
     return logits.masked_fill(truncate(probs, *sampling.limits) == 0.0, -math.inf)
 
 
