@@ -41,6 +41,13 @@ def pack(header: dict, tensors: dict[str, torch.Tensor] | None = None) -> bytes:
     return HEAD.pack(MARK, len(text), len(data)) + text + data
 
 
+def parse(message: bytes) -> tuple[dict, bytes]:
+    """A message of `pack` taken apart, where it goes through no pipe."""
+    _, length, _ = HEAD.unpack_from(message)
+    text, data = message[HEAD.size :][:length], message[HEAD.size + length :]
+    return json.loads(text), data
+
+
 def read(handle: int) -> tuple[dict, bytes] | None:
     """The next message of a pipe: its JSON object, and the bytes of its tensors. None at the end of the pipe.
 

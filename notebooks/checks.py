@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
 import math
 import textwrap
 import traceback
@@ -87,11 +86,9 @@ class ReadersCode:
 
     def ask(self, question: ChildQuestion) -> ChildAnswer:
         asked = {"question": question.name, "settings": question.settings}
-        message = wire.pack(asked, flat_tensors(question.tensors))
-        _, length, _ = wire.HEAD.unpack_from(message)
-        text, data = message[wire.HEAD.size :][:length], message[wire.HEAD.size + length :]
+        header, data = wire.parse(wire.pack(asked, flat_tensors(question.tensors)))
         try:
-            tensors = questions.answer(json.loads(text), data)
+            tensors = questions.answer(header, data)
         except questions.Wrong as error:
             return ChildAnswer(trouble=str(error))
         except Exception as error:  # whatever the reader's code raises

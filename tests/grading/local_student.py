@@ -11,13 +11,6 @@ from grading.child import Child
 from grading.student_process import ChildAnswer, ChildQuestion, Student, flat_tensors, without_given
 
 
-def parse(message: bytes) -> tuple[dict, bytes]:
-    """A message taken apart as `wire.read` does."""
-    _, size, _ = wire.HEAD.unpack(message[: wire.HEAD.size])
-    text, data = message[wire.HEAD.size :][:size], message[wire.HEAD.size + size :]
-    return wire.json.loads(text), data
-
-
 @dataclass
 class Sent:
     """Stands in for the student's process: what it has sent."""
@@ -39,9 +32,9 @@ class LocalStudent(Student):
 
     def ask(self, question: ChildQuestion) -> ChildAnswer:
         self.process, header = Sent(), self.header(question)
-        child = Child(str(self.folder), lambda message: self.process.messages.append(parse(message)))
+        child = Child(str(self.folder), lambda message: self.process.messages.append(wire.parse(message)))
         child.questions, child.token = questions, header["token"]
-        child.answer(*parse(wire.pack(header, flat_tensors(question.tensors))))
+        child.answer(*wire.parse(wire.pack(header, flat_tensors(question.tensors))))
         answer = self.listen(header["token"], math.inf, [])
         assert isinstance(answer, ChildAnswer), answer
         return without_given(answer, question)
