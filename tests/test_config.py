@@ -32,8 +32,8 @@ def test_none_means_derived():
 @pytest.mark.parametrize(("field", "value"), [
     ("dim", 0), ("dim", "512"), ("n_layers", -1), ("n_layers", True), ("vocab_size", 1.5), ("n_heads", 7),
     ("n_heads", 512),  # heads of one number, which cannot be rotated
-    ("n_kv_heads", 3), ("max_seq_len", None), ("hidden_dim", 0), ("dropout", 1.0), ("dropout", "0.1"),
-    ("layer_norm_eps", 0.0), ("rope_theta", float("nan")), ("attention", "sideways"), ("tied", 1),
+    ("n_kv_heads", 3), ("max_seq_len", None), ("max_seq_len", 2**31), ("hidden_dim", 0), ("dropout", 1.0),
+    ("dropout", "0.1"), ("layer_norm_eps", 0.0), ("rope_theta", float("nan")), ("attention", "sideways"), ("tied", 1),
     ("rope_scaling", "linear"), ("rope_scaling", ("yarn", 2.0)), ("rope_scaling", ("linear",)),
     ("rope_scaling", ("linear", True)), ("rope_scaling", ("linear", float("nan"))),
     ("rope_scaling", (["linear"], 2.0)), ("rope_scaling", ("llama3", 8.0, 4.0, 1.0, 64.0)),
@@ -45,7 +45,7 @@ def test_an_impossible_value_is_refused_by_name(field: str, value: object):
 
 @pytest.mark.parametrize(("field", "value"), [
     ("dropout", 0.0), ("layer_norm_eps", 0.5), ("rope_theta", 0.5), ("rope_theta", 10**20), ("vocab_size", 1),
-    ("tied", False),
+    ("max_seq_len", 2**31 - 1), ("tied", False),
 ])  # fmt: skip
 def test_a_possible_value_is_taken(field: str, value: float):
     assert getattr(LlamaConfig(**{field: value}), field) == value

@@ -6,7 +6,9 @@ No file is touched. `test_checkpoint_errors.py` has models and tokenizers, `test
 from __future__ import annotations
 
 import errno
+import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,9 +23,10 @@ from error_helpers import TEXT_FLAGS, check_one_error, snapshot, stderr_lines
 
 from engine import programs, storage
 from engine.data import Example
-from engine.flags import get_args
+from engine.flags import FLAGS, Flag, Range, get_args
 from engine.programs import run_main
 from engine.tasks import EncodingRules, LlamaDataset
+from engine.text import flags as text_flags
 from tokenizer import Tokenizer
 from utils import UserError
 
@@ -192,6 +195,29 @@ def input_cases() -> dict[str, Case]:
     for name, content in BAD_MAPPINGS.items():
         made[f"mapping {name}"] = Case(["--label-names", "n.json"], ("n.json",), files={"n.json": content})
     return made
+
+
+NUMBER = r"\d+(?:\^\d+)?(?: - 1)?"
+RANGE = re.compile(
+    rf"must be (from|at least|above) ({NUMBER})(?: (to|to below|and at most|and below) ({NUMBER})| and (finite))?"
+)
+
+
+def number_said(text: str) -> int:
+    power, _, less = text.partition(" - ")
+    base, _, exponent = power.partition("^")
+    return int(base) ** int(exponent or 1) - int(less or 0)
+
+
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS + text_flags.TEXT_FLAGS if isinstance(flag.within, Range)])
+def test_a_number_is_taken_where_the_words_of_its_range_say_so(flag: Flag):
+    from_where, least, to_where, most, finite = RANGE.fullmatch(flag.within.words).groups()
+    low, high = number_said(least), number_said(most) if most else math.inf
+    assert flag.within.holds(low) == (from_where != "above")
+    assert flag.within.holds(high) == (finite is None and to_where not in ("to below", "and below"))
+    assert flag.within.holds(math.nextafter(low, high)) and flag.within.holds(math.nextafter(high, low))
+    assert not flag.within.holds(math.nextafter(low, -math.inf)) and not flag.within.holds(math.nan)
+    assert most is None or not flag.within.holds(math.nextafter(high, math.inf))
 
 
 def flag_cases() -> dict[str, Case]:
