@@ -39,7 +39,7 @@ def test_a_message_comes_out_as_it_went_in(read_back: Callable):
     assert found.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
         assert torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype
-    assert read_back(b"") is None
+    assert read_back(b"") is None and read_back(wire.pack({"token": "x"})[:-1]) is None
 
 
 def test_damaged_messages_are_refused(read_back: Callable):
