@@ -167,7 +167,7 @@ def test_a_text_counts_if_question_and_sum_are_right():
 
 def test_the_trained_models_are_judged_by_what_was_computed_again():
     fine = {f"ablation_{number}": Experiment(900, 10**12, 0.9) for number in range(1, 6)}
-    best = {"best_model": Experiment(500, addition.CAPACITY_LIMIT, 1.0)}
+    best = {"best_model": Experiment(500, addition.CAPACITY_LIMIT, addition.SOLVED)}
     assert [*addition.judge_experiments(fine | best)] == []
     assert addition.capacity_of(500, 1000, 10) == 6 * 500 * 1000 * 10
     assert [*addition.judge_experiments({"ablation_1": fine["ablation_1"]}, unread=1)] == []  # which may miss a problem

@@ -28,6 +28,7 @@ from wrong_submissions import (
 )
 
 from grading import batch, findings, judge, settings
+from grading.editions import TEXT_PROMPT
 from grading.findings import CHECKS
 from grading.judge import Executed, read_overrides
 from grading.programs import GradingError
@@ -425,6 +426,16 @@ def test_without_the_extra_there_is_one_sentence(place, monkeypatch):
     monkeypatch.setitem(sys.modules, "pydantic", None)
     with pytest.raises(GradingError, match="needs the package pydantic; install it with: pip install"):
         read_settings(place / "grading.toml")
+
+
+def test_what_is_at_a_limit_is_no_finding(place, monkeypatch):
+    accept_these_files(monkeypatch)
+    for reference in (0.36, 0.46):  # the accuracy of alice's labels is 0.41, and the band 0.05
+        given = Settings(gold=str(place / "data"), references={"sst-dev-finetuning": reference})
+        assert graded(place / "in", place / "out", given)["alice"].findings == []
+    words = STORY.replace(" .", "").split()[: len(TEXT_PROMPT.split()) + 20]
+    assert [*judge.check_texts({OTHER: " ".join(words)}, given)] == []
+    assert [one.code for one in judge.check_texts({OTHER: " ".join(words[:-1])}, given)] == ["E054-short"]
 
 
 def test_severities_and_thresholds_of_the_config_count(place):

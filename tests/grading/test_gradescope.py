@@ -23,7 +23,7 @@ from submissions import fill
 from test_box import PYTHON
 from test_hostile import HOSTILE, wait_for
 
-from grading import gradescope, outputs
+from grading import gradescope, outputs, sandbox
 from grading.box import ADAMW, ROPE, Executed
 from grading.gradescope import UNFINISHED, build
 from grading.programs import GradingError, run_main
@@ -371,6 +371,14 @@ def test_a_process_that_has_ended_is_not_waited_for():
     box.end(0)
     assert time.monotonic() - started < 5 and box.members(0) == []
     assert process.wait() == -signal.SIGKILL
+
+
+def test_processes_that_cannot_be_ended_are_not_waited_for(monkeypatch: pytest.MonkeyPatch):
+    rounds = iter(range(1000))
+    monkeypatch.setattr(sandbox, "END_LIMIT", 0.05)
+    monkeypatch.setattr(UserBox, "members", lambda box, process: [next(rounds) + 2**30])  # numbers of no process
+    UserBox(PYTHON, user=STUDENT).end(0)
+    assert next(rounds) >= 1
 
 
 @needs_root

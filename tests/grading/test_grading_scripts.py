@@ -504,6 +504,8 @@ def test_what_cannot_be_checked_is_one_line(monkeypatch, capsys, tiny_checkpoint
     Path("broken.pt").write_text("x")
     right, damaged, one = tmp_path / "reference.data", tmp_path / "damaged.data", torch.ones(100).numpy().tobytes()
     torch.save({"logits": torch.ones(100), "hidden_states": torch.ones(100)}, right)
+    deep = tmp_path / "deep.pt"
+    torch.save({"model": {"tok_embeddings.weight": torch.ones(300, 32, 1)}}, deep)
     raw = right.read_bytes()
     assert raw.count(one) == 2
     damaged.write_bytes(raw.replace(one, bytes(8) + one[8:]))
@@ -512,7 +514,7 @@ def test_what_cannot_be_checked_is_one_line(monkeypatch, capsys, tiny_checkpoint
         ("broken.pt", None, ()), (None, "broken.pt", ()),
         ("absent.pt", right, ("absent.pt", "does not exist")), (tiny_checkpoint, "absent.pt", ("absent.pt does not",)),
         (tiny_checkpoint, damaged, ("damaged.data", "truncated or damaged")),
-        (right, right, ("no tok_embeddings.weight",)),
+        (right, right, ("no tok_embeddings.weight",)), (deep, right, ("no tok_embeddings.weight",)),
         (tiny_checkpoint, right, ("too small for the reference's token ids",)),
     ):  # fmt: skip
         named = {"--pretrained-model-path": checkpoint, "--data": data}
