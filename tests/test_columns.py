@@ -484,9 +484,11 @@ def test_columns_under_another_ending_are_refused(tmp_path: Path, content: str, 
 
 
 @pytest.mark.parametrize("content", TEXTS)
-def test_texts_stay_lines_of_text(tmp_path: Path, content: str):
+def test_texts_stay_lines_of_text(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str):
     (path := tmp_path / "d.txt").write_text(TEXTS[content])
     assert [*read_sentences(str(path))] == TEXTS[content].splitlines()
+    said = "warning: " in (err := capsys.readouterr().err) and "is a JSON object, which is read as text" in err
+    assert said == (content == "an object alone")
     (path := tmp_path / "labelled.txt").write_text("0 ||| a\tb\n1 ||| c\td\n")
     assert read_examples(path, NAMES) == [Example("a\tb", 0), Example("c\td", 1)]
     assert [*read_sentences(str(path))] == ["a\tb", "c\td"]

@@ -187,6 +187,16 @@ def test_another_temperature_is_a_third_text(drive: Callable, tiny_checkpoint: P
     assert fixed == {path.name: path.read_bytes() for path in tmp_path.glob("generated-*") if path != third}
 
 
+def test_only_a_prompt_longer_than_the_model_is_said_to_be_cut(
+    tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
+):
+    ids = tokenizer.encode("a film", bos=True, eos=False)
+    inference.warn_of_changes("a film", ids, tokenizer, len(ids))
+    assert capsys.readouterr().err == ""
+    inference.warn_of_changes("a film", ids, tokenizer, len(ids) - 1)
+    assert f"--prompt is {len(ids)} tokens long" in capsys.readouterr().err
+
+
 def test_batches_hold_one_length():
     prompts = [[1] * length for length in (3, 2, 3, 3, 5, 2)]
     assert [*batches_of_one_length(prompts, 2)] == [[1, 5], [0, 2], [3], [4]]

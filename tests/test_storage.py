@@ -170,8 +170,9 @@ def a_dead_process() -> int:
 
 
 def test_leftovers_of_dead_processes_alone_are_removed(tmp_path: Path):
-    kept = [f".minllama-{host_name()}-{os.getppid()}-abc.tmp", ".minllama-elsewhere-1-abc.tmp", ".minllama-abc.tmp"]
-    for name in (*kept, f".minllama-{host_name()}-{a_dead_process()}-abc.tmp"):
+    here, dead = host_name(), a_dead_process()
+    kept = [f".minllama-{here}-{os.getppid()}-abc.tmp", f".minllama-elsewhere-{dead}-abc.tmp", ".minllama-abc.tmp"]
+    for name in (*kept, f".minllama-{here}-{dead}-abc.tmp"):
         (tmp_path / name).write_text("half")
     with atomic_write(tmp_path / "out.txt") as file:
         file.write("whole")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import json
@@ -22,6 +23,7 @@ from engine.checkpointer import Checkpointer
 from engine.data import Example
 from engine.methods import EpochResult, Method
 from engine.metrics import FILE, MetricsLog, read_records
+from engine.processes import SINGLE_PROCESS
 from engine.tasks import LlamaDataset
 from engine.training import StepMeasurement, Trainer, TrainingCallback
 from explore.trained import page_of_log, thin
@@ -185,7 +187,7 @@ def test_an_interrupted_run_goes_on_without_a_doubled_line(
 # ------------------------------------------------------------------------------------------------------ the file
 
 
-def log_steps(folder: Path, steps: Sequence[StepMeasurement], epochs: int = 0, **settings: Any) -> None:
+def log_steps(folder: Path | None, steps: Sequence[StepMeasurement], epochs: int = 0, **settings: Any) -> MetricsLog:
     """Write a log of steps, then of finished epochs."""
     log = MetricsLog(folder, settings.pop("identity", {}), CPU, **settings)
     for measured in steps:
@@ -193,6 +195,13 @@ def log_steps(folder: Path, steps: Sequence[StepMeasurement], epochs: int = 0, *
     for epoch in range(epochs):
         log.epoch(result(epoch))
     log.close()
+    return log
+
+
+def test_without_a_folder_the_figures_stay_in_memory(tmp_path: Path):
+    logs = [log_steps(folder, [STEP], 1) for folder in (tmp_path / "log", None)]
+    written, kept = ([each | {"memory_mb": 0} for each in log.all_records()] for log in logs)
+    assert written == kept and [each["kind"] for each in kept] == ["run", "step", "epoch"]
 
 
 def test_a_run_that_goes_on_keeps_the_steps_of_its_finished_epochs(tmp_path: Path):
@@ -295,4 +304,12 @@ def test_the_flags_are_for_training(drive: Callable, tmp_path: Path):
     for flag in (["--log_dir", "x"], ["--html", "x.html"]):
         with pytest.raises(UserError, match="is for --option finetune"):
             drive("--option", "generate", *flag)
-    assert finetuning.look_at  # where the driver asks for it
+
+
+def test_the_file_of_figures_is_closed_when_a_run_ends(tmp_path: Path):
+    args, compute = SimpleNamespace(log_dir=tmp_path / "log", html=None), SimpleNamespace(device=CPU)
+    run = SimpleNamespace(compute=compute, trainer=SimpleNamespace(distributed=SINGLE_PROCESS))
+    with contextlib.ExitStack() as held:
+        look = finetuning.look_at(args, run, Checkpointer(tmp_path / "m.pt", tmp_path / "m.resume"), [], held)
+        assert not look.log.file.closed
+    assert look.log.file.closed

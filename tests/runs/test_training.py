@@ -13,6 +13,7 @@ from torch import nn
 
 from advanced.ema import EMA
 from classifier import LlamaEmbeddingClassifier
+from engine import training
 from engine.checkpointer import Checkpointer
 from engine.data import Example
 from engine.methods import EpochResult, Method, Step, prepare
@@ -563,6 +564,22 @@ def test_training_stops_where_asked_to(tmp_path: Path, tokenizer: Tokenizer):
 
     _, results = train(tmp_path, tokenizer, 9, methods=[ThreeEpochs()])
     assert len(results) == 3
+
+
+def test_the_time_left_is_that_of_the_steps_to_come(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+):
+    """A step takes two seconds, all else none."""
+    clock, shown = [100.0], []
+
+    class TwoSeconds(Method):
+        def after_step(self, step: Step) -> None:
+            clock[0] += 2.0
+
+    monkeypatch.setattr(training, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(training.tqdm, "set_postfix", lambda bar, left, **others: shown.append(left))
+    train(tmp_path, tokenizer, 2, methods=[TwoSeconds()])  # three steps each
+    assert shown == ["00:10", "00:08", "00:06", "00:04", "00:02", "00:00"]
 
 
 class SetEpoch(list):
