@@ -170,6 +170,19 @@ def test_without_running_code_the_models_are_open():
     assert found.open[:2] == ["the student's code was not run", "the models in addition_models/ were not judged"]
 
 
+def test_of_several_files_of_weights_the_first_by_name_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (place := tmp_path / "addition_models" / BEST).mkdir(parents=True)
+    (place / "training_config.json").write_text('{"train_samples": 1, "n_epochs": 1, "batch_size": 1}')
+    (place / "model_config.json").write_text('{"n_heads": 1}')
+    for name in ("b.pth", "a.pth"):
+        (place / name).touch()
+        os.truncate(place / name, 1 << 26)
+    listed = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda folder: sorted(listed(folder), reverse=True))
+    (found,) = check_models(None, place.parent, random.Random(0))
+    assert found.message.startswith("a.pth has 67,108,864 bytes")
+
+
 def test_a_file_that_holds_code_is_not_obeyed(tmp_path: Path):
     torch.save({"model": Call(tmp_path / "called")}, tmp_path / "code.pth")
     raw = (tmp_path / "code.pth").read_bytes()

@@ -5,6 +5,7 @@ Every hostile module is bounded by the box's limits, which `open_box` tries firs
 
 import contextvars
 import getpass
+import json
 import os
 import pickle
 import random
@@ -34,7 +35,7 @@ from grading.box import ADAMW, ROPE, BoxedStudent, Executed, InBox, check_script
 from grading.editions import NORMS
 from grading.mistakes import GENERATE_MISTAKES
 from grading.programs import GradingError
-from grading.sandbox import Box, BoxLimits, open_box
+from grading.sandbox import Box, BoxLimits, add_python, open_box
 from grading.small_model import SALT
 
 SMALL = BoxLimits(seconds=20, total=90, memory=1024, processes=32, disk=16, files=1000, printed=8)
@@ -340,6 +341,16 @@ def test_a_python_that_the_box_cannot_read_is_named(box: Box, tmp_path: Path):
     (hidden / "python3").symlink_to(PYTHON)
     with pytest.raises(GradingError, match="the box's user cannot read .*python3.*--python PATH"):
         open_box(str(hidden / "python3"))
+
+
+def test_a_folder_of_libraries_is_hidden_before_those_inside_of_it(tmp_path: Path):
+    """A Python that names many, in another order."""
+    sites = [f"{tmp_path}{'/lib' * depth}" for depth in range(9, 0, -1)]
+    told = {"version": [3, 11], "prefixes": [], "sites": sites, "libraries": [str(tmp_path)]}
+    (tmp_path / "python3").write_text(f"#!/bin/sh\necho '{json.dumps(told)}'\n")
+    (tmp_path / "python3").chmod(0o755)
+    found = add_python(Box(str(tmp_path / "python3"))).sites
+    assert [site for site in found if site in sites] == sites[::-1]
 
 
 # ------------------------------------------------------------------------------------------------ in a batch

@@ -5,7 +5,7 @@ import io
 import sys
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -28,7 +28,8 @@ import optimizer_test
 import sanity_check
 from grading import parts, small_model
 from grading.programs import run_main
-from grading.verdicts import TWO_MISTAKES, as_tensors, usual_mistake, with_mistakes
+from grading.student_process import ChildAnswer, ChildQuestion
+from grading.verdicts import TWO_MISTAKES, CheckedPart, as_tensors, explanation, usual_mistake, with_mistakes
 
 OWN_WORDS = "this edition does not ask for it"
 
@@ -195,6 +196,17 @@ def test_two_mistakes_are_tried_together_only_where_they_change_different_things
     assert said(actual=(torch.full((2,), 2.0),)) == "one"
     assert said(actual=(torch.full((2,), 8.0),)) == TWO_MISTAKES.format("two", "three")
     assert said(actual=(torch.full((2,), 10.0),)) == said(actual=(torch.ones(2),)) == ""
+
+
+def test_numbers_that_no_usual_mistake_gives_are_described():
+    part = CheckedPart("norm", "llama.py RMSNorm", ChildQuestion("norm", "llama"), {})
+    twice = SimpleNamespace(ask=lambda question: ChildAnswer((torch.tensor([1.5, 1.0]),)))
+    said = partial(explanation, twice, part, expected=(torch.ones(2),))
+    off = "off by up to 5.0e-01, and no usual mistake gives these numbers"
+    assert said(actual=(torch.tensor([1.5, 1.0]),)) == off
+    assert said(actual=(torch.tensor([1.0, 2.0]),)) == part.drawn  # asked again, it gives other numbers
+    assert said(actual=()) == "it returns 0 tensors, not 1"
+    assert said(actual=(torch.ones(3),)) == "it returns [3] numbers, not [2]"
 
 
 @pytest.mark.parametrize("norm", ["rms", "layer"])

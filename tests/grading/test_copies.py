@@ -17,6 +17,7 @@ from conftest import ROOT
 import utils
 from engine import data, flags
 from grading import editions, programs
+from grading.sandbox import BoxLimits
 
 LABELS = (
     "0", "1", "4", "-1", "+2", " 3 ", "\t1", "01", "", "x", "1.0", "1_0", "١", "९", "0x1", "1e3", "9" * 1001, "--1",
@@ -167,3 +168,11 @@ def test_the_prompt_of_the_texts_and_the_bands_are_the_same():
         assert f"| {dev:.3f} (" in row and (f"| {test:.3f} (" if test else "no gold labels") in row
     within = "within {sst:g} (SST) and {cfimdb:g} (CFIMDB) of the reference"
     assert within.format(**editions.ACCURACY_BANDS) in readme
+
+
+def test_the_page_has_the_limits_of_the_box():
+    page, limits = (ROOT / "docs/grading.md").read_text(encoding="utf-8"), BoxLimits()
+    assert f"for a part: {limits.seconds:g} by default; all parts together have {limits.total:g} |" in page
+    assert f"{limits.disk} MiB each in `/tmp` and `/dev/shm`, and {limits.files:,} files in both" in page
+    assert f"| {limits.processes} processes and threads |" in page
+    assert f"| {limits.memory / 1024:g} GiB of memory, {limits.printed} MiB of output |" in page
