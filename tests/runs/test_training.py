@@ -295,6 +295,14 @@ def test_a_run_whose_epochs_are_all_done_is_taken_up_and_one_with_more_is_not(tm
         saved.load_resume_point(model, AdamW(model.parameters(), lr=1e-2))
 
 
+def test_a_resume_point_after_a_single_step_is_taken_up(tmp_path: Path, tokenizer: Tokenizer):
+    dataset, model, again = small_dataset(tokenizer, 8), new_model(), new_model(1)
+    trainer = Trainer(model, AdamW(model.parameters(), lr=1e-2), checkpointer=saver_in(tmp_path), progress=False)
+    expected = [*trainer.fit(dataset.loader(8), dataset.loader(8), 1)]
+    assert saver_in(tmp_path).load_resume_point(again, AdamW(again.parameters(), lr=1e-2)) == expected
+    assert all(map(torch.equal, again.state_dict().values(), model.state_dict().values()))
+
+
 @pytest.mark.parametrize(("apart", "points"), [(0.0, [1, 2, 3, 4]), (1e9, [4]), (2.0, [2, 4])])
 def test_resume_points_of_short_epochs_are_apart_and_the_last_is_always_there(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, apart: float, points: list[int]
