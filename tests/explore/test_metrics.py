@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import itertools
 import json
@@ -18,12 +17,11 @@ from conftest import SENTENCES, drive_in, outputs, random_llama
 from pages import FLAGS, Trained, trained  # noqa: F401
 
 from classifier import LlamaEmbeddingClassifier
-from engine import finetuning, metrics, training
+from engine import metrics, training
 from engine.checkpointer import Checkpointer
 from engine.data import Example
 from engine.methods import EpochResult, Method
 from engine.metrics import FILE, MetricsLog, read_records
-from engine.processes import SINGLE_PROCESS
 from engine.tasks import LlamaDataset
 from engine.training import StepMeasurement, Trainer, TrainingCallback
 from explore.trained import page_of_log, thin
@@ -304,12 +302,3 @@ def test_the_flags_are_for_training(drive: Callable, tmp_path: Path):
     for flag in (["--log_dir", "x"], ["--html", "x.html"]):
         with pytest.raises(UserError, match="is for --option finetune"):
             drive("--option", "generate", *flag)
-
-
-def test_the_file_of_figures_is_closed_when_a_run_ends(tmp_path: Path):
-    args, compute = SimpleNamespace(log_dir=tmp_path / "log", html=None), SimpleNamespace(device=CPU)
-    run = SimpleNamespace(compute=compute, trainer=SimpleNamespace(distributed=SINGLE_PROCESS))
-    with contextlib.ExitStack() as held:
-        look = finetuning.look_at(args, run, Checkpointer(tmp_path / "m.pt", tmp_path / "m.resume"), [], held)
-        assert not look.log.file.closed
-    assert look.log.file.closed

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +13,11 @@ from torch import nn
 
 from advanced.ema import EMA
 from classifier import LlamaEmbeddingClassifier
-from engine import training
+from engine import finetuning, training
 from engine.checkpointer import Checkpointer
 from engine.data import Example
 from engine.methods import EpochResult, Method, Step, prepare
+from engine.processes import SINGLE_PROCESS
 from engine.storage import load_tensors, save_tensors
 from engine.tasks import EncodingRules, Evaluation, LlamaDataset, NextToken, TextWindows
 from engine.training import Trainer, evaluate
@@ -563,6 +564,15 @@ def test_kernels_draw_the_dropout_masks_of_the_plain_model(attention: str):
         torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(its, gradient, atol=1e-4, rtol=1e-4)
         assert torch.equal(its_drawn, drawn)
+
+
+def test_the_file_of_figures_is_closed_when_a_run_ends(tmp_path: Path):
+    args, compute = SimpleNamespace(log_dir=tmp_path / "log", html=None), SimpleNamespace(device=torch.device("cpu"))
+    run = SimpleNamespace(compute=compute, trainer=SimpleNamespace(distributed=SINGLE_PROCESS))
+    with ExitStack() as held:
+        look = finetuning.look_at(args, run, saver_in(tmp_path), [], held)
+        assert not look.log.file.closed
+    assert look.log.file.closed
 
 
 def test_training_stops_where_asked_to(tmp_path: Path, tokenizer: Tokenizer):
