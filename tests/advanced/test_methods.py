@@ -287,10 +287,10 @@ def test_an_attention_that_a_method_is_not_for_is_refused_before_anything_is_loo
 @pytest.mark.parametrize("names", ["early-stopping", "ema,wise-ft"])
 def test_who_lets_a_method_choose_on_dev_is_told(classify_flags: Callable, names: str, capsys: pytest.CaptureFixture):
     name = names.rpartition(",")[-1]
-    for share, told in (("0", True), ("0.25", False)):
-        flags = [*classify_flags("finetune"), *ADVANCED, "--method", names, "--hold_out", share]
+    for share, told in (("0", True), ("0.25", False), ("", False)):
+        flags = [*classify_flags("finetune"), *ADVANCED, "--method", names, *["--hold_out", share][: 2 * bool(share)]]
         arguments.check_args(args := engine_flags.get_args(flags))
-        assert args.hold_out == float(share)
+        assert args.hold_out == float(share or 0.1)
         assert (f"--hold_out 0: {name} chooses on dev" in capsys.readouterr().err) == told
 
 
