@@ -18,7 +18,7 @@ import torch
 from conftest import ROOT, random_llama
 
 import utils
-from engine.storage import NameLock, load_tensors, save_tensors
+from engine.storage import NameLock, forget_pages, load_tensors, save_tensors
 from engine.weights import load_llama_model
 from grading import programs
 from utils import UserError, atomic_write, host_name
@@ -158,6 +158,15 @@ def test_what_a_message_quotes_is_short_and_does_nothing_to_a_terminal():
     names = ["b", "\x1b[2J", *"cdefghijklmn"]
     assert utils.join_names(names) == "b, '\\x1b[2J', c, d, e, f, g, h, i, j and 4 more"
     assert utils.join_names(iter(names), 1) == "b and 13 more" and utils.join_names([]) == ""
+
+
+def test_pages_of_a_file_are_forgotten_and_other_memory_is_not(tmp_path: Path):
+    torch.save({"a": torch.arange(10**6)}, tmp_path / "a.pt")
+    mapped = torch.load(tmp_path / "a.pt", mmap=True)["a"]
+    for tensor in (mapped, torch.arange(10**6)):
+        assert int(tensor.sum()) == 499999500000
+        forget_pages(tensor)
+        assert int(tensor.sum()) == 499999500000
 
 
 # ------------------------------------------------------------------------------------------ temporary files, locks

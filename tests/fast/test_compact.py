@@ -311,12 +311,3 @@ assert type(model.tok_embeddings.weight).__name__ == "CompactWeight"
 assert not any(name in sys.modules for name in ("torch.distributed.tensor", "sympy"))
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-
-
-def test_pages_of_a_file_are_forgotten_and_other_memory_is_not(tmp_path: Path):
-    torch.save({"a": torch.arange(10**6)}, tmp_path / "a.pt")
-    mapped = torch.load(tmp_path / "a.pt", mmap=True)["a"]
-    for tensor in (mapped, torch.arange(10**6)):
-        assert int(tensor.sum()) == 499999500000
-        storage.forget_pages(tensor)
-        assert int(tensor.sum()) == 499999500000
