@@ -33,9 +33,10 @@ def test_none_means_derived():
     ("dim", 0), ("dim", "512"), ("n_layers", -1), ("n_layers", True), ("vocab_size", 1.5), ("n_heads", 7),
     ("n_heads", 512),  # heads of one number, which cannot be rotated
     ("n_kv_heads", 3), ("max_seq_len", None), ("max_seq_len", 2**31), ("hidden_dim", 0), ("dropout", 1.0),
-    ("dropout", "0.1"), ("layer_norm_eps", 0.0), ("rope_theta", float("nan")), ("attention", "sideways"), ("tied", 1),
-    ("rope_scaling", "linear"), ("rope_scaling", ("yarn", 2.0)), ("rope_scaling", ("linear",)),
-    ("rope_scaling", ("linear", True)), ("rope_scaling", ("linear", float("nan"))),
+    ("dropout", "0.1"), ("dropout", False), ("layer_norm_eps", 0.0), ("rope_theta", float("nan")),
+    ("attention", "sideways"), ("tied", 1), ("rope_scaling", "linear"),
+    ("rope_scaling", ("yarn", 2.0)), ("rope_scaling", ("linear",)), ("rope_scaling", ("linear", True)),
+    ("rope_scaling", ("linear", float("nan"))),
     ("rope_scaling", (["linear"], 2.0)), ("rope_scaling", ("llama3", 8.0, 4.0, 1.0, 64.0)),
 ])  # fmt: skip
 def test_an_impossible_value_is_refused_by_name(field: str, value: object):

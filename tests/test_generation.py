@@ -156,8 +156,9 @@ def test_prompts_come_from_a_column_too(drive: Callable, tiny_checkpoint: Path, 
     assert json.loads(drive(*flags, "--text-column", "start"))["prompt"] == "A film, that"
 
 
-def test_beam_search_decodes_each_prompt(drive: Callable, tiny_checkpoint: Path, prompts: Path):
-    flags = ["--pretrained-model-path", tiny_checkpoint, "--attention", "causal", "--max_new_tokens", 5]
+@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+def test_beam_search_decodes_each_prompt(drive: Callable, tiny_checkpoint: Path, prompts: Path, attention: str):
+    flags = ["--pretrained-model-path", tiny_checkpoint, "--attention", attention, "--max_new_tokens", 5]
     greedy = drive(*flags, "--prompt_file", prompts)
     assert (
         drive(*flags, "--prompt_file", prompts, "--beam", 1)

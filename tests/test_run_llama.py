@@ -33,7 +33,7 @@ import optimizer
 import tokenizer
 import utils
 from advanced import decoding
-from engine import checkpointer, data, processes, programs, runs, tables, tasks, training, weights
+from engine import checkpointer, data, processes, programs, reports, runs, tables, tasks, training, weights
 from engine import torchrun as engine_torchrun
 from engine.flags import get_args, shown_arguments
 from engine.storage import load_tensors
@@ -460,6 +460,14 @@ def test_a_test_file_without_gold_labels_gets_no_accuracy(
         out = drive(*classify_flags("prompt"), "--test", unlabelled)
         assert "test acc" not in out and f"no gold labels (every label is {placeholder})" in out
         assert len(lines(tmp_path / "films-test-prompting-output.txt")) == 10
+
+
+@pytest.mark.parametrize(("predictions", "said"), [
+    ([1], ""), ([0, 1], ""), ([1, 1], "dev: all 2 predictions are 1; nothing is told apart\n"),
+])  # fmt: skip
+def test_predictions_that_are_all_equal_are_said_to_be(predictions: list[int], said: str, capsys):
+    reports.print_accuracy("dev", "dev.txt", tasks.Evaluation(predictions, [0, 1][: len(predictions)]))
+    assert capsys.readouterr().out.partition("\n")[2] == said
 
 
 def test_other_data_with_the_same_settings_keeps_the_first_model(

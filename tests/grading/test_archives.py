@@ -36,7 +36,7 @@ HOSTILE_ENTRIES = [
     *((dict(attributes=value), "a file to some tools") for value in (stat.S_IFDIR << UNIX, 0x10, 0x8)),
     (dict(name=b"alice/x/"), "a file to some tools"),
     *((dict(flags=flag), "encrypted") for flag in (1, 0x40, 0x2000)),
-    (dict(local_flags=1), "encrypted"), (dict(version=63), "unzip skips"),
+    (dict(local_flags=1), "encrypted"), (dict(version=46), "unzip skips"),
     *((dict(method=method), "compression method") for method in (12, 14, 99)),
     (dict(local_name=b"alice/y.py"), OTHER_HEADER), (dict(local_method=8), OTHER_HEADER),
     (dict(local_size=2), OTHER_HEADER), (dict(local_packed=0), OTHER_HEADER), (dict(local_crc=0), OTHER_HEADER),
@@ -124,11 +124,18 @@ def streamed(content, form):
     (b"alice/#U20ac", dict(extra=unicode_path("alice/€")), {}), ("alice/é", dict(extra=unicode_path("alice/é")), {}),
     ("alice/x", dict(local_size=2**32 - 1, local_packed=2**32 - 1, local_extra=extra(1, struct.pack("<2Q", 1, 1))), {}),
     ("alice/x", dict(size=2**32 - 1, extra=extra(1, struct.pack("<Q", 1))), dict(wide_end=list)),  # OneDrive
+    ("alice/x", dict(version=45), {}),  # of zip64, which some tools write for every file
     ("alice/x", dict(attributes=(stat.S_IFREG | 0o644) << UNIX, extra=b"\0\0\0"), dict(comment=b"40 digits of git")),
 ])  # fmt: skip
 def test_honest_archives_of_other_tools_are_fine(check, folder, name, changes, parts):
     report = check(forge(*entries_of(folder), (name, b"x", changes), **parts))
     assert report.wrong == [] and len(report.files) == len(list(folder.iterdir())) + 1
+
+
+def test_an_archive_of_the_largest_size_is_read(check, folder):
+    room = 250_000 - len(forge(*entries_of(folder), (ME, b"")))
+    assert check(forge(*entries_of(folder), (ME, bytes(room))), size_limit=0.25).wrong == []
+    only_problem(check(forge(*entries_of(folder), (ME, bytes(room + 1))), size_limit=0.25), "the limit is 0.25 MB")
 
 
 def test_unicode_forms_of_one_name_are_duplicates(check, folder):
