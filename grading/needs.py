@@ -35,6 +35,7 @@ from grading.rules import Report
 
 OPTIONAL_FOLDERS = ("advanced", "bert", "convert", "explore", "fast")
 CODE_FOLDERS = ("engine", "grading", *OPTIONAL_FOLDERS)
+NOT_HANDED_OUT = ("engine/context.py", "engine/decoding.py")  # they give answers away; engine/ goes on without them
 READ_BY_CODE = (".py", ".json", ".html", ".css", ".js")
 RESULTS = "results"  # a folder of finished experiments
 REQUIREMENTS = "requirements"  # the folder, and the file in the root
@@ -339,10 +340,10 @@ class Follower:
         top, place = missing.partition(".")[0], f"{file} line {each.line}"
         is_own_code = file.split("/")[0] in CODE_FOLDERS
         if top not in ALLOWED and self.package.has(missing):
-            if is_own_code and each.is_lazy and top in OPTIONAL_FOLDERS and not file.startswith(f"{top}/"):
-                return  # engine/ says what it lacks without that folder
+            path, is_for_options = missing.replace(".", "/"), top in OPTIONAL_FOLDERS and not file.startswith(f"{top}/")
+            if is_own_code and each.is_lazy and (is_for_options or f"{path}.py" in NOT_HANDED_OUT):
+                return  # engine/ says what it lacks without that folder or file
             copies = [path for path in self.package.code.find(each.name)[0] if path not in self.files]
-            path = missing.replace(".", "/")
             for name in copies or [f"{path}/" if self.package.code.is_folder(path) else f"{path}.py"]:
                 needs.absent.setdefault(outermost(name, self.files), place)
             yield from ((name, True) for name in copies)

@@ -16,7 +16,7 @@ from error_helpers import check_one_error
 from engine.programs import run_main
 from grading import judge, parts, rotary, small_model
 from grading.editions import EDITIONS
-from grading.needs import Package, files_of
+from grading.needs import Package, files_of, find_needs
 from grading.student_process import Student
 from handout import __main__ as program
 from handout import holes as table
@@ -107,6 +107,14 @@ def test_filled_with_our_functions_it_passes_alone_and_its_files_are_ours(tmp_pa
     )
     said = ask(tmp_path, "-c", f"{code}print(c.norm, c.attention, c.sampling)", status=0)
     assert said.split() == [getattr(EDITIONS[edition], field) for field in FIELDS]
+
+
+def test_a_submission_of_it_needs_no_file_that_is_not_handed_out(tmp_path: Path):
+    """The instructor's package has these files; a student who hands in the whole folder loses nothing."""
+    write_handout(tmp_path / "out", "ucsc")
+    mine = files_of({file: tmp_path / "out" / file for file in writing.files()})
+    required, others, _ = find_needs(mine, EDITIONS["ucsc"], Package())
+    assert required.absent == {} and others.absent == {}
 
 
 @pytest.mark.parametrize("edition", writing.FETCHED_LATER)
