@@ -44,6 +44,11 @@ WIDE, _WIDE_COUNT = 0xFFFFFFFF, 0xFFFF  # in place of a number: "see the zip64 r
 HAS_DESCRIPTOR, IS_UTF8, IS_ENCRYPTED = 0x8, 0x800, 0x2061  # flags; masked headers and patches count as encrypted
 MAX_VERSION = 45  # zip64's; more is for other ciphers and compression methods
 NO_ZIP = "not a zip archive, or a truncated one"
+ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")  # ends of names, in lower case
+OTHER_ARCHIVES = {  # by the bytes at these places
+    (0, b"Rar!\x1a\x07"): "RAR", (0, b"7z\xbc\xaf\x27\x1c"): "7z", (0, b"\x1f\x8b"): "gzip (.tar.gz)",
+    (0, b"\xfd7zXZ\0"): "xz (.tar.xz)", (0, b"BZh"): "bzip2 (.tar.bz2)", (257, b"ustar"): "tar",
+}  # fmt: skip
 
 
 class ZipEntry(NamedTuple):
@@ -96,7 +101,9 @@ def _open(payload: bytes) -> zipfile.ZipFile:
             warnings.simplefilter("ignore")
             file = zipfile.ZipFile(io.BytesIO(payload))
     except Exception as error:  # damaged bytes make zipfile raise errors of a dozen unrelated classes
-        raise FormatError(f"{NO_ZIP} ({printable(error)})") from None
+        kind = next((kind for (at, mark), kind in OTHER_ARCHIVES.items() if payload.startswith(mark, at)), "")
+        said = f"not a zip archive: it is of the kind {kind}" if kind else f"{NO_ZIP} ({printable(error)})"
+        raise FormatError(said) from None
     for header in file.filelist:
         header.filename = header.orig_filename  # not cut at a NUL, and not replaced by a Unicode path
     return file

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from grading.addition import check_folder
 from grading.archive import (
+    ARCHIVES,
     FINDER_ICON,
     MAX_ENTRIES,
     MB,
@@ -91,10 +92,21 @@ def enter_top_folder(entries: list[ZipEntry], report: Report, edition: Edition) 
             report.findings.append(Finding(said, "E010-folder", "", 0, report.student_id, min(tops)))
     elif not entries:
         report.findings.append(Finding("the archive is empty", "E001-zip"))
-    # Names are judged below the ID's folder; without any folder as they lie, or every file would be called missing.
-    top = f"{report.student_id if report.student_id in tops else min(tops)}/" if tops else ""
+    top = _top_with_files([entry.name for entry in entries], tops, report.student_id, edition)
     inside = [entry for entry in entries if entry.name.startswith(top) and not entry.is_folder]
     return _enter_deeper_folder({entry.name.removeprefix(top): entry for entry in inside}, report, edition)
+
+
+def _top_with_files(names: list[str], tops: set[str], student_id: str, edition: Edition) -> str:
+    """The top folder below which names are judged, with a slash; "" if they are judged as they lie.
+
+    It is the ID's if that holds a required file, else the one with most of them, or every file would be called missing.
+    """
+    split = {(name.partition("/")[0] if "/" in name else "", name.rpartition("/")[2]) for name in names}
+    held = Counter(top for top, base in split if base in edition.required)
+    places = [*sorted(tops, key=lambda top: (top != student_id, top)), ""]
+    top = student_id if held[student_id] else max(places, key=lambda top: held[top])
+    return top and f"{top}/"
 
 
 def _enter_deeper_folder(files: dict[str, ZipEntry], report: Report, edition: Edition) -> dict[str, ZipEntry]:
@@ -113,7 +125,14 @@ def _enter_deeper_folder(files: dict[str, ZipEntry], report: Report, edition: Ed
 
 def check_names(files: dict[str, ZipEntry], edition: Edition, report: Report) -> None:
     """Report required and optional files that are absent, empty ones, and files that do not belong there."""
-    if missing := [name for name in edition.required if name not in files]:
+    missing = [name for name in edition.required if name not in files]
+    inner = [name for name in files if name.lower().endswith(ARCHIVES)]
+    if inner and len(missing) == len(edition.required):
+        said = (
+            f"none of the required files is here, but an archive in the archive: {few(inner)}; hand in that one alone"
+        )
+        report.findings.append(Finding(said, "E001-zip", inner[0]))
+    elif missing:
         said = f"required files are missing: {with_hints(missing, files)}"
         report.findings.append(Finding(said, "E012-missing"))
     present = [name for name in ADVANCED if name in files]

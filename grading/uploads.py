@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from grading.archive import MAX_ENTRIES, MB, FormatError, fixed_entry
+from grading.archive import ARCHIVES, MAX_ENTRIES, MB, FormatError, fixed_entry
 from grading.findings import Finding
 from grading.programs import GradingError, few, printable, read_text
 from grading.rules import Rules
@@ -29,7 +29,6 @@ TOO_MUCH = f"more than {MAX_READ / MB:g} MB are not read: leave out checkpoints 
 CANVAS = re.compile(r"(?s)[^_]+(?P<late>_LATE)?_(?P<user>\d+)_(?P<upload>\d+)_(?P<file>.+)")
 AGAIN = re.compile(r"(?s)(?P<file>.+)-(?P<number>\d{1,4})")  # Canvas numbers later uploads of one name
 COPY = re.compile(r"(?s)(?P<file>.+?) ?\(\d{1,4}\)")  # as browsers do
-ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".7z", ".rar")
 
 
 class RosterEntry(NamedTuple):

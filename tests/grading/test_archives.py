@@ -1,8 +1,10 @@
 """What a hostile archive must not do, and which archives of honest tools are fine."""
 
+import io
 import os
 import stat
 import struct
+import tarfile
 import zlib
 
 import pytest
@@ -225,3 +227,15 @@ def test_fuzz_never_raises_and_never_writes(sound, data_dir, changes, cut, near_
     assert os.listdir(folder) == ["changed.zip"]
     if cut is not None and cut < 0.99:
         assert report.wrong
+
+
+OTHER_ARCHIVES = {"RAR": b"Rar!\x1a\7\0and so on", "7z": b"7z\xbc\xaf\x27\x1c\0\4"}
+
+
+@pytest.mark.parametrize("kind", ["tar", "gzip", "bzip2", "xz", *OTHER_ARCHIVES])
+def test_another_archive_is_named_for_what_it_is(check, kind):
+    file, mode = io.BytesIO(), {"tar": "w", "gzip": "w:gz", "bzip2": "w:bz2", "xz": "w:xz"}.get(kind, "w")
+    with tarfile.open(fileobj=file, mode=mode) as archive:
+        archive.addfile(tarfile.TarInfo("alice/llama.py"))
+    payload = OTHER_ARCHIVES.get(kind, file.getvalue())
+    only_problem(check(payload), f"not a zip archive: it is of the kind {kind}")

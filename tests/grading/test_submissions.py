@@ -193,6 +193,13 @@ def test_wrong_top_folders(check, folder):
     only_problem(check(two), "one top folder", "alice", "bob")
     loose = [(name.removeprefix("alice/"), content) for name, content in entries_of(folder)]
     only_problem(check(loose), "outside the top folder", "README.md")
+    report = check([*loose, ("engine/x.py", "x = 1"), ("data/x.json", "[]")])
+    assert len(report.scores) == 8 and [one.code for one in report.of("deduct")] == ["E010-folder"] * 2
+    report = check([*entries_of(folder, "hw1"), ("a/x.txt", "x"), ("alice/x.txt", "x")])
+    only_problem(report, "one top folder", "found 3")
+    assert len(report.scores) == 8
+    code = [("alice/llama.py", "import torch\n")]  # the ID's folder counts wherever it holds a required file
+    assert check([*entries_of(folder, "hw1"), *code]).files == ["llama.py"]
     deeper = [(name.replace("alice/", "alice/hw1/"), content) for name, content in entries_of(folder)]
     report = check([*deeper, ("alice/x.py", "x")])
     only_problem(report, "hw1/run_llama.py", "directly in the top folder")
