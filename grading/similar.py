@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grading.archive import FormatError, read_archive, read_entry
+from grading.archive import ARCHIVES, FormatError, read_archive, read_entry
 from grading.needs import parse
 from grading.programs import (
     ROOT,
@@ -31,7 +31,7 @@ from grading.programs import (
     printable,
     run_main,
 )
-from grading.uploads import read_payload
+from grading.uploads import read_payload, read_upload
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,7 +100,7 @@ def read_folder(folder: str) -> People:
         raise GradingError(f"the folder {printable(folder)} does not exist")
     found = {}
     for path in sorted(Path(folder).iterdir()):
-        if path.is_dir() or path.suffix.lower() == ".zip":
+        if path.is_dir() or path.name.lower().endswith(ARCHIVES):
             try:
                 if sources := read_sources(path):
                     found[path.name] = sources
@@ -166,14 +166,23 @@ class CodeComparison:
 
 
 def all_pairs(comparison: CodeComparison, prints: Prints, public: Prints) -> list[Pair]:
-    """Every submission beside every later one and beside every public solution, the most alike first."""
+    """Every submission beside every later one and beside every public solution, the most alike first.
+
+    Uploads of one student, as Canvas names them, are not put beside one another.
+    """
     pairs = [
         comparison.pair(name, first, second)
         for name, mine in prints.items()
         for first, second in [*itertools.combinations(mine.items(), 2),
                               *itertools.product(mine.items(), public.get(name, {}).items())]
+        if not is_one_student(first[0], second[0])
     ]  # fmt: skip
     return sorted(pairs, key=lambda pair: (-pair.alike, pair.file, pair.first, pair.second))
+
+
+def is_one_student(first: str, second: str) -> bool:
+    user = read_upload(Path(first)).user
+    return user != "" and user == read_upload(Path(second)).user
 
 
 def is_suspicious(pair: Pair, thresholds: dict[str, float | None]) -> bool:

@@ -159,6 +159,17 @@ def test_disguised_copies_are_found(course, own, monkeypatch, capsys, kind):
     assert all(line.startswith("1.00") for line in lines)
 
 
+def test_uploads_of_one_student_are_no_pair(course, monkeypatch, capsys):
+    for name in ("zoe_12_77_hw", "zoe_LATE_12_78_hw-1", "yan_13_79_hw"):
+        write(course / "in" / name, {"rope.py": VARIANTS["rope.py"][1]})
+    (course / "in" / "xi_14_80_hw.rar").write_bytes(b"Rar!\x1a\7\0")
+    assert run(monkeypatch, course) == 0
+    out, err = capsys.readouterr()
+    pairs = [line.split(maxsplit=2)[2] for line in out.splitlines()[:-1]]
+    assert [pair for pair in pairs if pair.count("zoe") == 2] == [] and len(pairs) == 5, pairs
+    assert "xi_14_80_hw.rar is left out: not a zip archive: it is of the kind RAR" in err
+
+
 def test_a_file_without_a_threshold_is_no_evidence(course, own, monkeypatch, capsys):
     write(course / "in" / "us", own)
     for flags, found in (((), 3), (("--threshold", "rope.py=none"), 2)):
