@@ -126,7 +126,10 @@ def find_submissions(folder: Path, settings: Settings) -> tuple[list[Submission]
     found = [_newest(student, claimed) for student, claimed in _merge_cases(claims).items()]
     for student in roster or []:
         if student not in claims:
-            found.append(Submission(student, None, [Finding("no upload of this student", "E074-absent")]))
+            user = student.canvas_id
+            theirs = [name for name in others if user and read_upload(Path(name)).user == user]
+            said = f"no upload of this student but {few(theirs)}: no archive" if theirs else "no upload of this student"
+            found.append(Submission(student, None, [Finding(said, "E074-absent", *theirs[:1])]))
     return sorted(found, key=lambda one: one.student.student_id) + unmatched, others
 
 

@@ -86,6 +86,14 @@ def test_the_number_of_canvas_names_a_student_and_never_another_one(take):
     assert found["carol"] == (None, ["E074"])
 
 
+def test_what_an_absent_student_has_handed_in_is_named(take, tmp_path):
+    found = take(["x_1_5_llama.py", "y_2_6_llama.py", "z_3_7_llama.py"], "id,canvas_id\nalice,1\nbob,\n")
+    assert found == {"alice": (None, ["E074"]), "bob": (None, ["E074"])} and len(take.others) == 3
+    settings = Settings(gold=str(tmp_path / "data"), roster=str(tmp_path / "roster.csv"))
+    said = [str(message) for one in find_submissions(tmp_path / "in", settings)[0] for message in one.messages]
+    assert said == ["no upload of this student but x_1_5_llama.py: no archive", "no upload of this student"]
+
+
 def test_a_number_of_two_students_names_neither(take):
     found = take(["x_1_5_homework.zip"], "id,canvas_id\nalice,1\nbob,1\n")
     assert [entry[1] for entry in found.values()] == [["E074"], ["E074"], ["E073"]]
