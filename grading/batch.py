@@ -175,8 +175,8 @@ def _parts(row: StudentRow) -> list[str]:
         return []
     lines = ["## Executed checks", ""]
     for part in row.judgement.parts:
-        said = markdown(part.message)
-        lines.append(f"- {markdown(part.part)}: {said or 'ok' if part.passed else f'FAILED: {said}'}")
+        said, failed = markdown(part.message.removeprefix("WRONG: ")), not part.message.startswith("not judged")
+        lines.append(f"- {markdown(part.part)}: {said or 'ok' if part.passed else 'FAILED: ' * failed + said}")
         lines += [f"  - `>` {markdown(line)}" for line in part.tail.splitlines()]
     return [*lines, ""]
 

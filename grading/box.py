@@ -185,9 +185,9 @@ def check_parts(student: BoxedStudent, drawer: random.Random, edition: str) -> I
     has_classifiers = "causal" not in kinds or takes_attention(student)
     asked = parts.all_parts(kinds, has_classifiers, EDITIONS[edition].sampling)
     for one in parts.judge_parts(student, asked, parts.right_numbers(kinds), parts.TOLERANCE):
-        said, tail = f"{one.verdict}: {one.sentence}", student.tails.get(key(one.part.question), "")
-        is_right = one.verdict == "ok"
-        yield Executed(one.part.name, is_right, "" if is_right else said, "" if is_right else tail)
+        said = "" if one.verdict == "ok" else f"{one.verdict}: {one.sentence}"
+        tail = "" if one.verdict in ("ok", "not judged") else student.tails.get(key(one.part.question), "")
+        yield Executed(one.part.name, not said, said, tail, is_right_alone=one.is_right_alone)
 
 
 # ------------------------------------------------------------------------------------------------ submissions

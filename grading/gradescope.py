@@ -165,14 +165,18 @@ def check_accuracies(results: Results, report: Report, edition: str) -> None:
 
 
 def check_code(results: Results, folder: Path, edition: str, seconds: float) -> None:
-    """Every executed check is a test; one that does not end has no points, and the checks after it still run."""
+    """Every executed check is a test; one that does not end has no points, and the checks after it still run.
+
+    A part that needs a wrong one, and is right by itself, has its points: a mistake costs those of its own part.
+    """
     parts: list[str] = []
 
     def tell(one: Executed) -> None:
-        said = [one.message, *(["What the code printed last:", one.tail] if one.tail else [])]
+        said = [one.message, *(["By itself it is right."] if one.is_right_alone else [])]
+        said += ["What the code printed last:", one.tail] if one.tail else []
         parts.extend([one.part] * (one.part not in POINTS))
         points = POINTS.get(one.part, POINTS["parts"] / MOST_PARTS)
-        results.add(one.part, one.passed, points, filter(None, said))
+        results.add(one.part, one.passed or one.is_right_alone, points, filter(None, said))
 
     limits = replace(LIMITS, seconds=seconds)
     run_checks(folder, edition, add_python(UserBox(sys.executable, limits, STUDENT)), tell=tell)

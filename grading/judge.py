@@ -173,7 +173,8 @@ def _check_words(name: str, text: str, is_low: bool, settings: Settings) -> Iter
 class Executed(NamedTuple):
     """The verdict on one executed check. message: "" or one line. tail: the last 40 lines that the code printed.
 
-    code: of the finding that a failure is; "": it is a part of the code.
+    code: of the finding that a failure is; "": it is a part of the code. is_right_alone: it failed only because a part
+    that it needs is wrong.
     """
 
     part: str
@@ -181,6 +182,7 @@ class Executed(NamedTuple):
     message: str = ""
     tail: str = ""
     code: str = ""
+    is_right_alone: bool = False
 
 
 RunCode = Callable[[Path, str], list[Executed]]  # of the folder of a submission's files, and the edition

@@ -74,11 +74,15 @@ class CheckedPart(NamedTuple):
 
 
 class PartVerdict(NamedTuple):
-    """The verdict on a part: "ok", "WRONG", "not written yet" or "not judged"; and a sentence that explains it."""
+    """The verdict on a part: "ok", "WRONG", "not written yet" or "not judged"; and a sentence that explains it.
+
+    is_right_alone: of one that is not judged, whether its numbers are right with stand-ins for the parts that it needs.
+    """
 
     part: CheckedPart
     verdict: str
     sentence: str = ""
+    is_right_alone: bool = False
 
 
 def small_config(kind: str) -> dict[str, Any]:
@@ -337,8 +341,11 @@ def verdict_on_draws(probs: torch.Tensor, answer: ChildAnswer) -> ChildAnswer:
     """No number if the drawn tokens may come from these probabilities; else that of a mistake."""
     if answer.trouble:
         return answer
-    drawn = torch.stack([text.flatten()[-1] for text in answer.tensors[1:] if text.numel()]).long()
-    if len(drawn) != DRAWS or not ((drawn >= 0) & (drawn < len(probs))).all():
+    texts, length = [text.flatten() for text in answer.tensors[1:]], small.PROMPTS.shape[1] + 1
+    if len(texts) != DRAWS or any(len(text) != length for text in texts):
+        return ChildAnswer(trouble="it does not always add max_new_tokens tokens: does it end a text at some token?")
+    drawn = torch.stack([text[-1] for text in texts]).long()
+    if not ((drawn >= 0) & (drawn < len(probs))).all():
         return ChildAnswer(trouble=f"one new token behind a text is not one of {len(probs)} ids")
     shares = torch.bincount(drawn, minlength=len(probs)) / DRAWS
     if shares[probs == 0].any():
@@ -365,6 +372,7 @@ def distance(shares: torch.Tensor, probs: torch.Tensor) -> float:
 # --------------------------------------------------------------------------------------------------- all parts together
 
 NEAR = 5e-4  # how far numbers in float32 may be from those of a mistake
+ROUNDED = 1e-2  # and how far half precision may be off
 
 
 def judge_parts(
@@ -394,11 +402,11 @@ def judge_parts(
                 continue
         if not answer.is_written and answer.trouble not in troubles:
             needed = []  # the part itself is missing
-        own = own_mistake(student, part, answer, troubles) if needed else ""
+        own, is_right_alone = own_mistake(student, part, answer, troubles) if needed else ("", False)
         troubles |= {answer.trouble} - {""}
         to_mend[part.name] = [*needed, part.name] if own else needed or [part.name]
         if needed and not own:
-            yield PartVerdict(part, "not judged", f"it needs {'; '.join(needed)}")
+            yield PartVerdict(part, "not judged", f"it needs {'; '.join(needed)}", is_right_alone)
         elif own or answer.trouble:
             yield PartVerdict(part, "WRONG" if answer.is_written else "not written yet", own or answer.trouble)
         else:
@@ -414,17 +422,18 @@ def is_right(part: CheckedPart, answer: ChildAnswer, right: Tensors, tolerance: 
     )
 
 
-def own_mistake(student: Student, part: CheckedPart, answer: ChildAnswer, troubles: set[str]) -> str:
+def own_mistake(student: Student, part: CheckedPart, answer: ChildAnswer, troubles: set[str]) -> tuple[str, bool]:
     """What is wrong in a part that needs a wrong one, asked with stand-ins; "" if nothing is, or nothing is known.
 
-    troubles: of earlier parts; the same exception in this one is theirs.
+    Then whether its numbers are right. troubles: of earlier parts; the same exception in this one is theirs.
     """
     if part.alone is None or answer.is_lost or not answer.is_written:
-        return ""
-    alone = part.read(student.ask(part.alone.question))
+        return "", False
+    alone, right = part.read(student.ask(part.alone.question)), as_tensors(part.alone.right())[: part.judged]
     if alone.trouble:
-        return answer.trouble if alone.trouble == answer.trouble and answer.trouble not in troubles else ""
-    return usual_mistake(part.alone.mistakes, alone.tensors, as_tensors(part.alone.right()), part.judged)
+        is_own = alone.trouble == answer.trouble and answer.trouble not in troubles
+        return (answer.trouble if is_own else ""), False
+    return usual_mistake(part.alone.mistakes, alone.tensors, right, part.judged), alike(alone.tensors, right, NEAR)
 
 
 def usual_mistake(mistakes: Mistakes, actual: Tensors, right: Tensors, judged: int | None = None) -> str:
@@ -453,4 +462,6 @@ def explanation(student: Student, part: CheckedPart, actual: Tensors, expected: 
     if not alike(part.read(student.ask(part.question)).tensors, actual):
         return part.drawn
     error = max((a - e).abs().max().item() for a, e in zip(actual, expected, strict=True))
+    if alike(actual, expected, ROUNDED):
+        return f"right to two digits, off by up to {error:.1e}: is there half precision, or a number rounded?"
     return f"off by up to {error:.1e}, and no usual mistake gives these numbers"

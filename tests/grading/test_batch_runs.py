@@ -327,6 +327,10 @@ def test_executed_checks_count_and_a_person_reads_the_text(place, monkeypatch, f
 def test_a_part_that_was_not_judged_is_no_finding_beside_its_cause():
     cause = judge.Executed("RMSNorm", False, "WRONG: the mean is of x", "")
     other = judge.Executed("layer", False, "not judged: it needs RMSNorm", "")
+    judgement = judge.Judgement(parts=[cause, other])
+    row = batch.StudentRow("alice", "", "", "", "", judgement, [], judge.Grade("B", "provisional"))
+    told = ["- RMSNorm: FAILED: the mean is of x", "- layer: not judged: it needs RMSNorm"]
+    assert batch.report_of(row, Settings()).splitlines()[-2:] == told
     assert [*map(str, judge._failed([other, cause]))] == ["RMSNorm: WRONG: the mean is of x"]
     assert [*map(str, judge._failed([other]))] == ["layer: not judged: it needs RMSNorm"]
 

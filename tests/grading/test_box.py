@@ -171,6 +171,8 @@ def test_right_code_is_right_and_wrong_code_wrong(student: Path, box: Box, nothi
     wrong = {one.part: one for one in run_checks(student, "ucsc", box) if not one.passed}
     assert wrong["RMSNorm"].message.startswith("WRONG: ") and "rope_test.py" not in wrong, wrong
     assert wrong["generate, bidirectional"].message == "not judged: it needs RMSNorm"
+    assert {name for name, one in wrong.items() if not one.is_right_alone} == {"RMSNorm", "sampling, bidirectional"}
+    assert not any(one.tail for name, one in wrong.items() if name != "RMSNorm")
     add(student / "optimizer.py", f"print('\\n'.join(map(str, range(99))))\nRIGHT = 1\n{RIGHT_STEP}")
     broken = {one.part: one for one in run_checks(student, "ucsc", box)}
     assert broken[ROPE].passed and not broken[ADAMW].passed

@@ -237,6 +237,20 @@ def test_an_accuracy_at_the_edge_of_the_band_is_enough(quick: Callable, base: Pa
         assert (test["status"], test["max_score"]) == (status, 20)
 
 
+def test_a_mistake_costs_the_points_of_its_own_part(quick: Callable, base: Path, monkeypatch: pytest.MonkeyPatch):
+    """A part that needs the wrong one has its points if it is right by itself, and none where that is not known."""
+    fill(base / "submission")
+    needs = "not judged: it needs RMSNorm"
+    executed = [Executed("RMSNorm", False, "WRONG: x"), Executed("layer", False, needs, is_right_alone=True),
+                Executed("sampling", False, needs)]  # fmt: skip
+    monkeypatch.setattr(gradescope, "run_checks", lambda *given, tell: [tell(one) for one in executed])
+    found = quick()
+    points = {test["name"]: round(test["score"], 2) for test in found["tests"]}
+    assert (points["RMSNorm"], points["layer"], points["sampling"]) == (0, 11.67, 0)
+    (layer,) = [test for test in found["tests"] if test["name"] == "layer"]
+    assert layer["output"] == f"{needs}\nBy itself it is right." and found["output"] == "Begin with: RMSNorm."
+
+
 def test_points_for_accuracies_stand_in_the_file_before_the_code_runs(quick: Callable, base: Path, monkeypatch):
     fill(base / "submission")
     seen = []
