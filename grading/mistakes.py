@@ -228,6 +228,7 @@ GENERATE_MISTAKES = {
 
 POOLS = {
     "it reads the first position, not the last": lambda hidden, causal: hidden[:, 0],
+    "it reads the second position, not the last": lambda hidden, causal: hidden[:, 1],
     "it reads the last position but one":
         lambda hidden, causal: at(hidden, small.LAST_TOKENS - 1) if causal else hidden[:, -2],
     "it averages over the positions; it should read the last": lambda hidden, causal: hidden.mean(1),
@@ -253,6 +254,7 @@ ZERO_SHOT_MISTAKES = {
     "the sums are normalised over the labels": dict(finish=lambda scores: scores.log_softmax(-1)),
     "it returns probabilities over the labels, not sums of log-probabilities": dict(finish=lambda s: s.softmax(-1)),
     "it returns probabilities, not log-probabilities": dict(finish=torch.exp),
+    "it returns the negative sums": dict(finish=torch.neg),
     "labels stand in rows; it is b c": dict(finish=lambda scores: scores.T),
 }  # fmt: skip
 
@@ -260,6 +262,7 @@ EMBEDDING_MISTAKES = {
     **POOL_MISTAKES,
     "it returns logits, not log-probabilities (log_softmax): rows do not sum to 1": dict(finish=lambda logits: logits),
     "it returns probabilities, not log-probabilities": dict(finish=lambda logits: logits.softmax(-1)),
+    "it returns the negative log-probabilities": dict(finish=lambda logits: -logits.log_softmax(-1)),
     "log_softmax runs over the batch, not over the classes": dict(finish=lambda logits: logits.log_softmax(0)),
     "log_softmax is taken of probabilities; take it of logits": dict(finish=lambda s: s.softmax(-1).log_softmax(-1)),
     "there is no dropout in training": dict(modes=lambda whole, dropped: (whole, whole)),

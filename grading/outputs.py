@@ -86,8 +86,9 @@ def _check_output(
 ) -> None:
     """Line format and labels, then lines, sentences and accuracy against the data if it is there."""
     rows = [_read_line(line) for line in lines]
-    if _are_of_films(rows, split):
-        said = f"{name}: its sentences are those of films-{split}.txt: {NO_SUBMISSION}"
+    if other := _other_source(rows, dataset, split, rules):
+        said = f"{name}: its sentences are those of {other}"
+        said += f": {NO_SUBMISSION}" if other.startswith("films-") else ""
         report.findings.append(Finding(said, "E018-misnamed", name))
         return
     label_names = rules.label_names(dataset)
@@ -129,11 +130,19 @@ def _outside_band(name: str, dataset: str, reference: float | None, score: Score
     return [Finding(said, code, name, 0, f"{reference:.3f}", f"{accuracy:.3f}")]
 
 
-def _are_of_films(rows: list[LabelledLine | None], split: str) -> bool:
-    """Whether these are outputs on the films data set of this package, under any file name."""
-    path = find_asset(Path("data", f"films-{split}.txt"))
-    pairs = list(zip(rows, create_data(path, is_test=True), strict=False)) if path else []
-    return 2 * sum(row is not None and row.sentence.startswith(film.sentence) for row, film in pairs) > len(pairs)
+def _other_source(rows: list[LabelledLine | None], dataset: str, split: str, rules: Rules) -> str:
+    """The name of another data file (or of one of the films data set) with the sentences of these outputs; or ""."""
+    own, films = rules.find(f"{dataset}-{split}.txt"), find_asset(Path("data", f"films-{split}.txt"))
+    if own and _are_of(rows, own):
+        return ""
+    paths = [films, *(rules.find(f"{data}-{part}.txt") for data in LABEL_NAMES for part in ("dev", "test"))]
+    return next((path.name for path in paths if path and path != own and _are_of(rows, path)), "")
+
+
+def _are_of(rows: list[LabelledLine | None], path: Path) -> bool:
+    """Whether most lines have the sentence of the same line of a data file."""
+    pairs = list(zip(rows, create_data(path, is_test=True), strict=False))
+    return 2 * sum(row is not None and row.sentence.startswith(gold.sentence) for row, gold in pairs) > len(pairs)
 
 
 def _flag(findings: list[Finding], code: str, name: str, what: str, bad: list[bool]) -> None:

@@ -128,9 +128,7 @@ def check_names(files: dict[str, ZipEntry], edition: Edition, report: Report) ->
     missing = [name for name in edition.required if name not in files]
     inner = [name for name in files if name.lower().endswith(ARCHIVES)]
     if inner and len(missing) == len(edition.required):
-        said = (
-            f"none of the required files is here, but an archive in the archive: {few(inner)}; hand in that one alone"
-        )
+        said = f"no required file is here, but an archive in the archive: {few(inner)}; hand in that one alone"
         report.findings.append(Finding(said, "E001-zip", inner[0]))
     elif missing:
         said = f"required files are missing: {with_hints(missing, files)}"

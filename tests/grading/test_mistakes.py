@@ -111,6 +111,7 @@ MISTAKES = {
                 ("eps stands outside the root", NORM, "x / (x.pow(2).mean(-1, keepdim=True).sqrt() + self.eps)"),
                 ("eps is missing", NORM, NORM.replace(" + self.eps", "")),
                 ("it multiplies by the weight twice", NORM, f"{NORM} * self.weight"),
+                ("right to two digits, off by up to", NORM, f"({NORM}).bfloat16()"),
                 ("it is twice as large", NORM, f"2 * {NORM}"),
                 ("it returns the factor alone", NORM, NORM.removeprefix("x * ")),
                 ("it changes its input x in place", NORM, f"x.mul_({NORM.removeprefix('x * ')})"),
@@ -196,6 +197,8 @@ MISTAKES = {
                 ("tokens are drawn with other probabilities", DRAWN, DRAWN.replace("temperature", "temperature**2")),
                 ("tokens are drawn with other probabilities", DRAWN,
                  f"{DRAWN} * (logits >= logits.topk(10).values[:, -1:])"),
+                ("it does not always add max_new_tokens tokens", ENDS.split("\n")[0],
+                 "if idx_next[0, 0] in (1, 2, 3):\n                break\n            " + ENDS.split("\n")[0]),
                 ("likely tokens are never drawn", DRAWN, f"{DRAWN} * (logits >= logits.topk(2).values[:, -1:])"),
             ],
             "loading, bidirectional: WRONG": [
@@ -222,6 +225,7 @@ MISTAKES = {
                 ("it returns probabilities over the labels", "scores, dim=-1)", "scores, dim=-1).softmax(-1)"),
                 ("it returns probabilities, not log-", "scores, dim=-1)", "scores, dim=-1).exp()"),
                 ("labels stand in rows", "scores, dim=-1)", "scores)"),
+                ("it returns the negative sums", "return torch.stack(", "return -torch.stack("),
             ],
             "zero-shot classifier, causal: WRONG": [
                 ("it reads the last position but one", LAST, LAST.replace("1", "2")),
@@ -230,6 +234,8 @@ MISTAKES = {
             "embedding classifier, bidirectional: WRONG": [
                 ("it returns logits", HEAD, "self.classifier_head(self.dropout(last))"),
                 ("it returns probabilities, not log-", HEAD, "self.classifier_head(self.dropout(last)).softmax(-1)"),
+                ("it returns the negative log-probabilities", HEAD, f"-{HEAD}"),
+                ("it reads the second position", "self.dropout(last)", "self.dropout(self.llama(input_ids)[1][:, 1])"),
                 ("log_softmax runs over the batch", HEAD, HEAD.replace("-1", "0")),
                 ("there is no dropout in training", "self.dropout(last)", "last"),
                 ("no gradient goes back to the Llama", "self.dropout(last)", "self.dropout(last.detach())"),

@@ -233,6 +233,7 @@ WRONG = {
     "as-finetuning": Case("E018-misnamed", "deduct", "A-",
                           copy(DEV, "sst-dev-prompting-output.txt"),
                           also=("E041-high", "E046-zero-shot")),
+    "dev-as-test": Case("E018-misnamed", "deduct", "A-", copy(DEV, "sst-test-finetuning-output.txt")),
     "empty": Case("E019-empty", "deduct", "B+", put(DEV, b"")),
     "blank": Case("E019-empty", "deduct", "B+", put(HIGH, b" \n\n")),
     "empty-code": Case("E019-empty", "deduct", "B+", put("rope.py", b"")),
