@@ -70,8 +70,9 @@ def read_broken(llama: Llama, ids: Sequence[int], switches: Switches) -> Forward
     """`look.read` under switches. A layer that is off has no attention: its weights are 0."""
     with broken(llama, switches):
         record = read(llama, ids, llama.config.attention)
-    for number in sorted(int(part) for part in switches.off if part.isdecimal()):
-        record.attention.insert(number - 1, torch.zeros(llama.config.n_heads, len(ids), len(ids)))
+    for number, _ in enumerate(llama.layers):
+        if f"{number + 1}" in switches.off:
+            record.attention.insert(number, torch.zeros(llama.config.n_heads, len(ids), len(ids)))
     return record
 
 

@@ -147,6 +147,7 @@ MAX_TEXTS = 100  # given to `exec` and `eval` in a file
 REQUIRED_CODES = ("E034-python", "E030-needs", "E032-library")  # of faults, absent files and libraries
 OTHER_CODES = ("E035-python-others", "E031-needs-others", "E033-library-others")
 SETUP, DRIVER, SANITY_CHECK = "setup.sh", "run_llama.py", "sanity_check.py"
+_IN_BLOCKS = (ast.stmt, ast.excepthandler, ast.match_case)  # what `_block` returns
 # A requirements file that a script names, and does not write (`> requirements.txt`).
 _REQUIREMENTS = re.compile(rf"(?<![>\w./-])(?<!> )(?:\./)?({REQUIREMENTS}(?:/[\w-]+)?\.txt)")
 _INCLUDED = re.compile(r"(?m)^\s*(?:-r|-c|--requirement|--constraint)[\s=]+(\S+)")
@@ -200,8 +201,8 @@ def _imported(tree: ast.AST, package: list[str], most_texts: int = MAX_TEXTS) ->
             module = ".".join([*base, *([node.module] if node.module else [])])[:MAX_NAME]
             for alias in node.names:
                 yield Import(node.lineno, f"{module}.{alias.name}", is_optional, is_lazy)
-        for part in ast.iter_child_nodes(node):
-            for call in ast.walk(part) if isinstance(part, ast.expr) else ():
+        for part in ast.iter_child_nodes(node):  # also the managers of a `with`, the defaults of a function
+            for call in () if isinstance(part, _IN_BLOCKS) else ast.walk(part):
                 name, text = _called_with(call)
                 if name in ("import_module", "__import__") and not text.startswith("."):
                     yield Import(call.lineno, text[:MAX_NAME], is_optional, is_lazy)
@@ -218,8 +219,10 @@ def _imported(tree: ast.AST, package: list[str], most_texts: int = MAX_TEXTS) ->
 
 def _called_with(call: ast.AST) -> tuple[str, str]:
     """The name of what is called with a text as first argument, and the text; two empty ones for all else."""
-    if isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Constant):
-        if isinstance(text := call.args[0].value, str):
+    if isinstance(call, ast.Call):
+        given = [*call.args[:1], *(each.value for each in call.keywords if each.arg == "name")]
+        if given and isinstance(given[0], ast.Constant) and isinstance(text := given[0].value, str | bytes):
+            text = text if isinstance(text, str) else text.decode("utf-8", "replace")
             return getattr(call.func, "id", getattr(call.func, "attr", "")), text
     return "", ""
 

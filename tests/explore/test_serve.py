@@ -146,6 +146,14 @@ def test_a_long_text_is_read_as_far_as_its_attention_can_be_kept(bundled: Inspec
         answers.answer("numbers", given | dict(layer=0, head=0, query=20, key=3))
 
 
+def test_a_layer_that_is_off_twice_or_is_not_there_is_no_other_layer(bundled: InspectedModel):
+    def read(*off: object) -> dict:
+        return PageAnswers(bundled).answer("read", {"text": "Once upon a time", "switches": {"off": [*off]}})
+
+    assert read("2", "2") == read("2") != read()
+    assert read("0", "99", "01", "\u0662", "1.9", None) == read()  # U+0662 is a 2 as well
+
+
 # ------------------------------------------------------------------------------------------------- over HTTP
 
 

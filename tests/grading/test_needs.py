@@ -136,6 +136,10 @@ def needed(package):
     ("f = lambda x: exec('import jax')", "jax (llama.py line 1)"), ("f = lambda x: x(1)\nf(print)(b'')", None),
     ("exec('\\ud800'); __import__('\\ud800'); import_module('.x')", "ud800 (llama.py line 1)"),
     ("if exec('import jax') is None: pass", "jax (llama.py line 1)"), ("exec('import'); eval('1 +'); exec(x)", None),
+    *((code.format("__import__('jax')"), "jax (llama.py line 1)") for code in (
+        "with {} as x: pass", "def f(x={}): pass", "def f(*, x: {}): pass", "class A(metaclass={}.B): pass")),
+    ("import importlib\nimportlib.import_module(name='jax')", "jax (llama.py line 2)"),
+    ("exec(b'import jax\\xff'); exec(b'import jax')", "jax (llama.py line 1)"), ("print(end=3, name=4)", None),
     ("try:\n  x = __import__('numba')\nexcept ImportError:\n  x = None", None), ("__import__('numpy')", None),
 ])  # fmt: skip
 def test_libraries_that_the_course_does_not_install(check_files, code, named):
