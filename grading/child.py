@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from grading import wire
 from grading.editions import INSTALLED
@@ -54,6 +54,10 @@ class WatchedLoader(SourceFileLoader):
     def __init__(self, name: str, path: str, imports: StudentImports):
         super().__init__(name, path)
         self.imports = imports
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Of the text that a reader sees: a compiled file beside it may hold something else."""
+        return self.source_to_code(self.get_data(self.path), self.path)
 
     def exec_module(self, module: ModuleType) -> None:
         if self.name in self.imports.blocked:

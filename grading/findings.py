@@ -61,7 +61,8 @@ CHECKS = {
     "E034-python": Check("deduct", "B", "a required file, or one that it imports, is not Python", "mend the line"),
     "E035-python-others": Check("note", "", "another script is not Python", ""),
     "E036-unread": Check("flag", "", "a module too large to look for its imports", "read it"),
-    "E037-shadow": Check("flag", "", "a file that Python imports in place of a library or of one of its own modules",
+    "E037-shadow": Check("flag", "", "a file that Python imports in place of a library, of one of its own modules or "
+                         "of another file NAME.py",
                          "read it; if it is innocent, the student renames it"),
     "E038-checker": Check("flag", "", "a grading script or its numbers differ from the course's and from ours",
                           "compare; the grade never rests on the student's copy"),

@@ -189,7 +189,8 @@ RunCode = Callable[[Path, str], list[Executed]]  # of the folder of a submission
 
 # Python imports these before anything else, or in place of a library or of one of its own modules.
 SHADOWING = INSTALLED | set(sys.stdlib_module_names) | {"sitecustomize", "usercustomize"}
-MODULE_ENDS = (".py", ".pyc", ".so", ".pyd", "/__init__.py")
+BEFORE_PY = (".so", ".pyd", "/__init__.py")  # Python takes these rather than a file NAME.py
+MODULE_ENDS = (*BEFORE_PY, ".py", ".pyc")
 # The graders and their numbers as the course hands them out: the first digits of SHA-256, of text with \n. The copies
 # of this package are right as well.
 HANDED_OUT = {
@@ -262,18 +263,21 @@ def _refined(report: Report, settings: Settings) -> Iterator[Finding]:
 
 
 def _suspicious(files: Files, package: Package) -> Iterator[Finding]:
-    """Files that stand in for libraries, and graders that are not the course's."""
+    """Files that stand in for libraries or the student's own modules, and graders that are not the course's."""
+    own = {name.removesuffix(".py") for name in files.sizes if name.endswith(".py")}
     shadows = [
-        name
-        for name in files.sizes
-        for end in MODULE_ENDS
-        if name.endswith(end) and name.removesuffix(end).partition(".")[0] in SHADOWING
+        name for name in files.sizes if _module_of(name, MODULE_ENDS) in SHADOWING or _module_of(name, BEFORE_PY) in own
     ]
     for name in sorted(shadows):
         yield Finding(f"{name} is imported in place of another module of that name", "E037-shadow", name)
     changed = sorted(name for name in files.sizes if not _is_handed_out(name, files, package))
     if changed:
         yield Finding(f"other than those handed out: {few(changed)}", "E038-checker", changed[0])
+
+
+def _module_of(name: str, ends: Sequence[str]) -> str:
+    """The module that a file with one of these endings is; "" for other files."""
+    return next((name.removesuffix(end).partition(".")[0] for end in ends if name.endswith(end)), "")
 
 
 def _is_handed_out(name: str, files: Files, package: Package) -> bool:

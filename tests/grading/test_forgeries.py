@@ -1,6 +1,8 @@
 """What a student's folder could put in the place of the scripts' files; what the scripts make of a process."""
 
+import importlib.util
 import os
+import py_compile
 import shutil
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from judging import VERDICTS, add, check_failed, run, student  # noqa: F401
 
 import sanity_check
 from grading import parts, reference, student_process
+from grading.child import StudentImports
 from grading.programs import DefaultText, GradingError, find_course_file, find_own, run_main
 from grading.student_process import MOST_LOST, ChildQuestion, Student
 
@@ -57,6 +60,17 @@ def test_a_process_that_judges_itself_gets_no_verdict(student: Path):
     done = run(student, ROOT / "sanity_check.py", "--parts", "--code", ".")
     check_failed(done.returncode, done.stdout, done.stderr, "Begin with: RMSNorm")
     assert "scores and softmax, bidirectional:   WRONG: no gradient goes back to query" in done.stdout
+
+
+def test_the_text_is_judged_and_no_compiled_file_beside_it(tmp_path: Path):
+    source, compiled = tmp_path / "mine.py", importlib.util.cache_from_source(tmp_path / "mine.py")
+    source.write_text("x = 2\n")
+    py_compile.compile(str(source), compiled, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    source.write_text("x = 1\n")
+    spec = StudentImports(str(tmp_path), lambda what, name: None).find_spec("mine")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.x == 1
 
 
 def test_where_the_scripts_look_for_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

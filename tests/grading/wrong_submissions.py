@@ -259,6 +259,8 @@ WRONG = {
     "sitecustomize": Case("E037-shadow", "flag", "A", put("sitecustomize.py", b"x = 1\n")),
     "numpy-folder": Case("E037-shadow", "flag", "A", put("numpy/__init__.py", b"x = 1\n")),
     "extension": Case("E037-shadow", "flag", "A", put("torch.cpython-311-x86_64-linux-gnu.so", b"x")),
+    "own-folder": Case("E037-shadow", "flag", "A", put("rope/__init__.py", b"x = 1\n")),
+    "own-extension": Case("E037-shadow", "flag", "A", put("rope.cpython-311-x86_64-linux-gnu.so", b"x")),
     "own-checker": Case("E038-checker", "flag", "A", put("grading/child.py", b"x = 1\n")),
     "checker": Case("E038-checker", "flag", "A", put("sanity_check.py", b"print('correct!')\n")),
     "numbers": Case("E038-checker", "flag", "A", put("sanity_check.data", b"x")),
@@ -301,6 +303,7 @@ RIGHT = {
                                                     if name.endswith((".txt", ".py"))}),
     "folder": put("photo.jpg", bytes(1_100_000)),  # a folder's files have no limit of a zip
     "own-numbers": put(PARTS_FILE, (ROOT / PARTS_FILE).read_bytes()),
+    "own-package": put("method/__init__.py", b"x = 1\n"),
     "lower-case": put("Queue.py", b"x = 1\n"),  # hides nothing, on any system
     "macos": lambda files: files.update({".DS_Store": b"x", "data/Icon\r": b"", "Icon\r": b"", "._llama.py": b"x"}),
     "repeated-at-1": put(HIGH, REPEATED),
