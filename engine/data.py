@@ -21,6 +21,7 @@ from utils import UserError, read_text, short_repr, warn, whole_number
 
 # a pair of surrogates, which is one character; a lone one, in the group; any other escape
 ESCAPES = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)|\\.", re.DOTALL)
+MOST_PREDICTIONS = 1 << 24  # of a text in a line of results
 LARGEST = 1e300  # of a number: beyond it, means and differences would overflow
 
 
@@ -246,5 +247,9 @@ def pack(predictions: Sequence[int]) -> str:
 
 
 def unpack(text: str) -> list[int]:
-    """The predicted classes in a text that `pack` returned."""
-    return list(zlib.decompress(base64.b64decode(text)))
+    """The predicted classes in a text that `pack` returned. Raises `ValueError` or `zlib.error` for any other text."""
+    unpacking = zlib.decompressobj()
+    found = unpacking.decompress(base64.b64decode(text), MOST_PREDICTIONS)
+    if not unpacking.eof:
+        raise ValueError(f"a text that is cut, or holds more than {MOST_PREDICTIONS:,} classes")
+    return list(found)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]  # one line
 PACKED = ".xz"
+MOST_UNPACKED = 1 << 28  # bytes
 NUMBER = (float, None)  # None: it was not measured, or not finite
 OUTCOME_ERROR = {"sentence": str, "label": int, "prediction": int, "probability": float, "gold_probability": float}
 KINDS_OF_RUN = {
@@ -142,7 +143,10 @@ def packed_lines(path: str | os.PathLike) -> list[str]:
     """The lines of a file that the program `xz` has packed. Raises `UserError` if it is damaged."""
     try:
         with lzma.open(path) as file:
-            return file.read().decode().removesuffix("\n").split("\n")
+            text = file.read(MOST_UNPACKED + 1)
+        if len(text) > MOST_UNPACKED:
+            raise UserError(f"{path} holds more than {MOST_UNPACKED >> 20} MiB of lines")
+        return text.decode().removesuffix("\n").split("\n")
     except (lzma.LZMAError, EOFError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is damaged: {error}") from None
     except OSError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.data import create_data, read_label_names, unpack
-from engine.metrics import SETTINGS, Record, error_of_result, read_figures
+from engine.metrics import SETTINGS, Record, entry_of, error_of_result, read_figures
 from utils import UserError, find_asset
 
 POINTS = 1500  # of a curve; a longer run is thinned
@@ -86,7 +86,7 @@ def page_of_results(results: Sequence[Mapping[str, Any]], name: str) -> dict[str
 
 def page_of_result(result: Mapping[str, Any]) -> dict[str, Any]:
     size = "all" if result["shots"] is None else f"{result['shots']} a class"
-    settings = {key: value for key, value in result["settings"].items() if value is not None}
+    settings = {key: value for key, value in entry_of(result, "settings").items() if value is not None}
     losses, scores = result.get("train_losses", []), result.get("epoch_scores", [])
     finish = settings.get("epochs")  # the place after the last epoch: what a method made of the model then
     epochs = [

@@ -6,6 +6,7 @@ The pages need no weights, and the data only to know which run a line is of; a p
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import lzma
@@ -34,7 +35,8 @@ from advanced.experiments.results import (
 )
 from advanced.experiments.statistics import two_way
 from advanced.experiments.summary import panels_in, render_summary
-from engine.data import unpack
+from engine import data, metrics
+from engine.data import pack, unpack
 from utils import UserError
 
 RESULTS = program.HERE / "results"
@@ -172,7 +174,7 @@ def test_the_readme_quotes_the_pages():
         assert re.search(r"\.\d{3}", point) and not [each for each in found if each not in linked], point
 
 
-def test_packed_lines_are_read_with_those_that_came_later(tmp_path: Path):
+def test_packed_lines_are_read_with_those_that_came_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "t-a.jsonl"
     for key in "bc":
         append_result(path, {"key": key, "model": "a", "checksums": []})
@@ -185,9 +187,24 @@ def test_packed_lines_are_read_with_those_that_came_later(tmp_path: Path):
     assert files_of_results(tmp_path, "t-*") == [path]
     assert [*results_now(path)] == [*read_results([path])] == ["b", "c", "d"] and parts_of(path) == [packed, path]
     assert results_beside(tmp_path / "u-a.jsonl", "a") == results_now(path)
-    packed.write_bytes(packed.read_bytes()[:-9])
+    whole = packed.read_bytes()
+    packed.write_bytes(whole[:-9])
     with pytest.raises(UserError, match=r"t-a\.jsonl\.xz is damaged"):
         results_now(path)
+    packed.write_bytes(whole)
+    monkeypatch.setattr(metrics, "MOST_UNPACKED", 50)
+    with pytest.raises(UserError, match=r"t-a\.jsonl\.xz holds more than 0 MiB of lines"):
+        read_results([path])
+
+
+def test_predictions_that_would_fill_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch):
+    text = pack([1] * 100)
+    assert unpack(text) == [1] * 100
+    with pytest.raises(ValueError, match="is cut"):
+        unpack(base64.b64encode(base64.b64decode(text)[:-6]).decode())
+    monkeypatch.setattr(data, "MOST_PREDICTIONS", 99)
+    with pytest.raises(ValueError, match="more than 99 classes"):
+        unpack(text)
 
 
 def test_a_growing_file_is_read_anew_when_it_has_changed_and_not_before(tmp_path: Path):

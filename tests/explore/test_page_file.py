@@ -244,6 +244,9 @@ def test_results_of_a_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ]  # fmt: skip
     with pytest.raises(UserError, match="no run that was judged"):
         page_of_results([result], "x")
+    results[0].pop("settings")
+    with pytest.raises(UserError, match="the result a has no 'settings'"):
+        page_of_results([results[0] | {"key": "a"}], "x")
 
 
 # ------------------------------------------------------------------------------------------------ what is refused
