@@ -10,13 +10,14 @@ import importlib
 import importlib.util
 import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from engine.storage import DAMAGED, load_tensors
-from utils import UserError, atomic_write, join_names, read_text, short_repr, shorten
+from utils import UserError, atomic_write, join_names, read_text, short_repr, shorten, warn
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,7 @@ GENERATION = "generation_config.json"
 VOCABULARY = "vocab.txt"  # of WordPiece
 ADAPTER_CONFIG = "adapter_config.json"  # of a folder with an update of a model that lies elsewhere, see `peft.py`
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+HEADS = ("classifier", "pre_classifier", "score", "qa_outputs", "v_head")  # of other tasks than language models
 BESIDE_BERT = (CONFIG, VOCABULARY, TOKENIZER_CONFIG)  # what is written beside the weights of a BERT
 # Of each model_type, see `engine.families`; "textbook-bert" is none of transformers, see bert/names.py.
 FAMILIES = {"llama": "llama", "bert": "bert", "distilbert": "bert", "textbook-bert": "bert"}
@@ -140,6 +142,20 @@ def read_file(file: Path) -> dict:
     if not isinstance(tensors, dict):
         raise UserError(f"{file} does not hold a state dict")
     return tensors
+
+
+def without_heads(file: Path, tensors: State, known: Collection[str] = ()) -> State:
+    """The tensors without those of other tasks' heads; a warning names these. known: names of heads that stay."""
+    bare = {name: bare_name(name) for name in tensors}
+    heads = [name for name in tensors if bare[name].partition(".")[0] in HEADS and bare[name] not in known]
+    if heads:
+        warn(f"{file}: {join_names(shorten(str(name)) for name in heads)} left out, the head of another task")
+    return {name: tensor for name, tensor in tensors.items() if name not in heads}
+
+
+def bare_name(name: str) -> str:
+    """A name without what a model with a head puts in front."""
+    return re.sub(r"^(model|transformer(?=\.(layers|norm|embed_tokens)\.)|bert|distilbert)\.", "", str(name))
 
 
 def _read_safetensors(file: Path) -> State:

@@ -98,7 +98,9 @@ class GGUFFile:
             raise UserError(f"{self.path} is part {number + 1} of {count} of a model: {how}")
 
     def _require_layout(self, begin: int, alignment: int) -> None:
-        """The tensors follow one another as they are declared, and end with the file: a wrong type or shape shows."""
+        """The tensors follow one another as they are declared, and end with the file, but for zeros: a wrong
+        type or shape shows.
+        """
         sizes, at, before = import_gguf().GGML_QUANT_SIZES, begin, "the declarations"
         for name, (shape, kind, offset) in self.tensors.items():
             per_block, block_bytes = sizes[kind]
@@ -111,8 +113,9 @@ class GGUFFile:
             if at + size > len(self.content):
                 raise ValueError
             at += size + -size % alignment
-        if (left := len(self.content) - at) >= alignment:
-            raise UserError(f"{self.path} is damaged: it goes on for {left} bytes behind the end of {before}")
+        left = self.content[at:]
+        if len(left) >= alignment and left.strip(b"\0"):  # zeros fill a file up; numbers are of a tensor
+            raise UserError(f"{self.path} is damaged: it goes on for {len(left)} bytes behind the end of {before}")
 
     def _declared(self) -> tuple[str, Any]:
         name, kind = self._text(), self._number(COUNT)

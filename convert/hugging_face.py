@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from config import ROPE_SCALINGS, LlamaConfig
-from convert import vocabulary
+from convert import directory, vocabulary
 from convert.directory import CONFIG, State, base_folder, read_settings, require_base, stop_ids, write_model
 from convert.formats import DTYPES, require_causal, require_finite, whole
-from convert.peft import HEADS, read_tensors
+from convert.peft import read_tensors
 from utils import UserError, atomic_write, join_names, short_repr, shorten, warn
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def load_directory(
     folder = base_folder(Path(path)) if base is None else require_base(Path(base))
     config = read_config(folder, attention)
     file, tensors = read_tensors(Path(path), folder)
-    tensors = _without_heads(file, tensors)
+    tensors = directory.without_heads(file, tensors)
     if not needs_output and "output.weight" not in map(our_name, map(str, tensors)):
         config = replace(config, tied=True)  # what it computes is not read
     state, foreign = _under_our_names(file, tensors, config.tied)
@@ -87,14 +87,6 @@ def load_directory(
     model = filled(file, config, state, keep and (lambda name, tensor: keep(name, turned(name, tensor))))
     model.stop_ids = stop_ids(folder)
     return model
-
-
-def _without_heads(file: Path, tensors: State) -> State:
-    """The tensors without those of other tasks' heads; a warning names these."""
-    kept = {name: tensor for name, tensor in tensors.items() if str(name).partition(".")[0] not in HEADS}
-    if left_out := [shorten(str(name)) for name in tensors if name not in kept]:
-        warn(f"{file}: {join_names(left_out)} left out, the head of another task")
-    return kept
 
 
 # ---------------------------------------------------------------------------------------------------- settings

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from convert import directory
-from convert.directory import ADAPTER_CONFIG, ADAPTER_WEIGHTS, State, adapter_weights, read_settings
+from convert.directory import ADAPTER_CONFIG, ADAPTER_WEIGHTS, State, bare_name, read_settings
 from convert.formats import require_causal, whole
 from convert.patterns import first_matches
 from engine.programs import import_part
@@ -41,7 +41,6 @@ WITHOUT_EFFECT = (  # on what is computed from the weights of the file
 HARMLESS = {"bias": ("none",), "init_lora_weights": (True, "gaussian", "orthogonal", "eva")}  # others change the base
 FACTOR = re.compile(r"base_model\.model\.(.+)\.lora_(A\.weight|B\.weight|magnitude_vector)(?:\.weight)?")
 MOST = 1e6  # of a rank, or an alpha
-HEADS = ("classifier", "pre_classifier", "score", "qa_outputs", "v_head")  # of other tasks than language models
 
 
 # ------------------------------------------------------------------------------------------------------ reading
@@ -53,28 +52,22 @@ def read_tensors(folder: Path, base: Path) -> tuple[Path, State]:
     if folder == base or not os.path.lexists(folder / ADAPTER_CONFIG):
         return file, tensors
     settings = read_adapter_config(folder / ADAPTER_CONFIG)
-    file = adapter_weights(folder)
+    file = directory.adapter_weights(folder)
     updates, others = _sorted_out(file)
     alphas = settings["alpha_pattern"]  # ranks are those of the factors, whatever rank_pattern says
     patterns = first_matches([*alphas], updates, f"{settings['file']}: alpha_pattern")
-    places = {_bare(name): name for name in tensors}
+    places = {bare_name(name): name for name in tensors}
     for module, factors in updates.items():
-        if (name := places.get(_bare(f"{module}.weight"))) is None:
+        if (name := places.get(bare_name(f"{module}.weight"))) is None:
             raise UserError(f"{file} updates {shorten(module)}, which {base} does not have")
         scale = _scale(module, factors, settings, alphas.get(patterns[module], settings["lora_alpha"]))
         tensors[name] = _updated(f"{file}: {shorten(module)}", tensors[name], factors, scale)
-    left_out = []
-    for name, tensor in others.items():
-        if (place := places.get(_bare(name))) is not None:
-            if _bare(place) == "embed_tokens.weight" and "lm_head.weight" not in places:  # PEFT unties them
-                raise UserError(f"{file} holds {shorten(name)}, which in {base} is the output matrix as well")
-            tensors[place] = tensor
-        elif _bare(name).partition(".")[0] in HEADS:
-            left_out.append(name)
-        else:
+    for name, tensor in directory.without_heads(file, others, places).items():
+        if (place := places.get(bare_name(name))) is None:
             raise UserError(f"{file} holds {shorten(name)}, which {base} does not have")
-    if left_out:
-        warn(f"{file}: {join_names(left_out)} left out: {base} has no such head")
+        if bare_name(place) == "embed_tokens.weight" and "lm_head.weight" not in places:  # PEFT unties them
+            raise UserError(f"{file} holds {shorten(name)}, which in {base} is the output matrix as well")
+        tensors[place] = tensor
     return file, tensors
 
 
@@ -117,11 +110,6 @@ def _sorted_out(file: Path) -> tuple[dict[str, State], State]:
     if foreign:
         raise UserError(f"{file} does not fit: {join_names(foreign)}")
     return updates, others
-
-
-def _bare(name: str) -> str:
-    """A name without what a model with a head puts in front."""
-    return re.sub(r"^(model|transformer(?=\.(layers|norm|embed_tokens)\.)|bert|distilbert)\.", "", str(name))
 
 
 def _scale(module: str, factors: State, settings: dict[str, Any], alpha: float) -> float:

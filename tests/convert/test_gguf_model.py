@@ -311,9 +311,10 @@ def test_a_changed_declaration_of_one_tensor_is_refused(part: str, written: Call
             after = before // 2 if part == "shape" else before + 32
         path.write_bytes(content[:at] + int(after).to_bytes(size, "little") + content[at + size :])
         refused("is damaged: ", load_gguf, path)
-    path.write_bytes(content + bytes(31))  # less than the next tensor could begin behind
-    assert load_gguf(path).config.n_layers == 2
-    path.write_bytes(content + bytes(32))
+    for behind in (bytes(30) + b"x", bytes(4096)):  # less than the next tensor could begin behind; a file filled up
+        path.write_bytes(content + behind)
+        assert load_gguf(path).config.n_layers == 2
+    path.write_bytes(content + bytes(31) + b"x")
     refused("is damaged: it goes on for 32 bytes behind the end of '", load_gguf, path)
 
 
