@@ -22,8 +22,8 @@ from pathlib import Path
 
 from config import PRECISIONS, ROUNDING, LlamaConfig
 from engine.plan import origin
-from engine.programs import ArgumentParser, run_main, tokenizer_name
-from engine.text.flags import Outputs, Row, add_text_flags, check_text_flags, fill_shape, follow, found
+from engine.programs import ArgumentParser, input_file, run_main, tokenizer_name
+from engine.text.flags import Outputs, Row, add_text_flags, check_text_flags, fill_shape, follow
 from utils import UserError, find_asset, sha256_of, warn
 
 DEFAULT_SHAPE = {"dim": 256, "n_layers": 6, "n_heads": 8, "n_kv_heads": 4, "vocab_size": 4096, "max_seq_len": 512}
@@ -49,7 +49,7 @@ def check_args(args: Namespace) -> None:
     check_text_flags(args)
     for flag in ("init", "tokenizer"):
         if getattr(args, flag) is not None:
-            setattr(args, flag, found(flag, getattr(args, flag)))
+            setattr(args, flag, input_file(f"--{flag}", getattr(args, flag)))
     fill_shape(args, DEFAULT_SHAPE, lambda: config_of(args))
     if args.init is not None and args.tokenizer is None:
         args.tokenizer = str(find_asset(tokenizer_name(args.init)) or "")

@@ -32,8 +32,8 @@ from convert.directory import (
     vocabulary_file,
 )
 from engine.plan import RECORD
-from engine.programs import ArgumentParser, run_main
-from engine.text.flags import Outputs, Row, add_text_flags, check_text_flags, fill_shape, follow, found
+from engine.programs import ArgumentParser, input_file, run_main
+from engine.text.flags import Outputs, Row, add_text_flags, check_text_flags, fill_shape, follow
 from utils import UserError, warn
 
 PRETRAINING_POINT = "pretraining.resume"
@@ -90,7 +90,7 @@ def check_args(args: Namespace) -> None:
     if args.init is not None:
         _check_init(args)
     if args.tokenizer is not None:
-        args.tokenizer = found("tokenizer", args.tokenizer)
+        args.tokenizer = input_file("--tokenizer", args.tokenizer)
     elif args.init is None:
         tokenizers()
     sizes = {**NEW_BERT, "hidden_dim": 4 * (args.dim or NEW_BERT["dim"]), "dropout": 0.1}

@@ -18,8 +18,7 @@ from types import ModuleType
 
 from bert.wordpiece import CONTINUED, SPECIAL, WordPiece
 from convert.directory import TOKENIZER_CONFIG, VOCABULARY
-from engine.programs import ArgumentParser, check_new, run_main
-from engine.text.flags import found
+from engine.programs import ArgumentParser, check_new, input_file, run_main
 from utils import UserError
 
 LEAST_SEEN = 2  # a rarer pair becomes no piece: a pair that was seen once is no evidence of other texts
@@ -95,7 +94,7 @@ def check_args(args: Namespace) -> None:
     """Raises `UserError` naming the flag; turns the names of files into paths."""
     if not len(SPECIAL) < args.vocab_size < 2**31:
         raise UserError(f"--vocab_size {args.vocab_size}: must be from {len(SPECIAL) + 1} to 2^31 - 1")
-    args.text = [found("text", name) for name in args.text]
+    args.text = [input_file("--text", name) for name in args.text]
     for index, path in enumerate(args.text):
         if Path(path).resolve() in {Path(other).resolve() for other in args.text[:index]}:
             raise UserError(f"--text names {path} twice, so that its words would count twice")

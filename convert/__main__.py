@@ -22,7 +22,7 @@ from pathlib import Path
 from config import ATTENTION_KINDS
 from convert.directory import ADAPTER_CONFIG, files_of_llama, files_of_model, require_base
 from convert.formats import DTYPES
-from engine.programs import ArgumentParser, check_new, find_checkpoint, run_main, tokenizer_name
+from engine.programs import ArgumentParser, check_new, find_checkpoint, input_file, run_main, tokenizer_name
 from utils import UserError, find_asset, hub_hint
 
 # What is made of a saved classifier, and the flags that are not for it.
@@ -99,21 +99,15 @@ def _find_model(args: argparse.Namespace) -> str:
     if os.path.isdir(args.model) and args.source is None and args.to not in OF_CLASSIFIERS:
         files_of_llama(Path(args.base or args.model))
         return args.model
-    found = find_checkpoint(args.model)
-    if found is None:
-        is_folder = os.path.isdir(args.model)
-        what, hint = ("is a folder", "") if is_folder else ("does not exist", hub_hint(args.model))
-        raise UserError(f"MODEL {args.model} {what}; name a file that is here{hint}")
-    return str(found)
+    return input_file("MODEL", args.model, hub_hint(args.model), find_checkpoint)
 
 
 def _find_tokenizer(args: argparse.Namespace) -> str | None:
     """The path of the tokenizer; None for a directory without one that becomes a directory again."""
     name = tokenizer_name(args.base or args.model, args.tokenizer)
-    found = find_asset(name)
-    if found is None and not (args.to == "hf" and os.path.isdir(args.model) and args.tokenizer is None):
-        raise UserError(f"tokenizer {name} does not exist; name one with --tokenizer")
-    return None if found is None else str(found)
+    if find_asset(name) is None and args.to == "hf" and os.path.isdir(args.model) and args.tokenizer is None:
+        return None
+    return input_file("--tokenizer" if args.tokenizer else "the tokenizer", name, "; name one with --tokenizer")
 
 
 def main() -> int:

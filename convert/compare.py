@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from engine.programs import ArgumentParser, run_main
+from engine.programs import ArgumentParser, input_file, run_main
 from engine.tables import read_sentences
-from utils import UserError, find_asset
+from utils import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -31,10 +31,7 @@ def get_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--input", required=True, metavar="FILE", help="a sentence a line")
     args = parser.parse_args(argv)
     for name in ("model", "file", "input"):
-        found = find_asset(getattr(args, name))
-        if found is None:
-            raise UserError(f"{getattr(args, name)} does not exist")
-        setattr(args, name, str(found))
+        setattr(args, name, input_file("--input" if name == "input" else name.upper(), getattr(args, name)))
     return args
 
 

@@ -40,6 +40,7 @@ from engine.programs import (
     check_writable,
     find_checkpoint,
     import_part,
+    input_file,
     require_folder,
     tokenizer_name,
 )
@@ -74,13 +75,9 @@ def _check_output(args: Namespace) -> dict[str, Path]:
 
 
 def _find_input(name: str, path: str) -> str:
-    found = find_asset(path)
-    if found is None and name in ("input", "prompt_file") and os.path.exists(path) and not os.path.isdir(path):
-        return path  # a pipe, which can be read once
-    if found is None:
-        refuse_what_is_no_file(name, path)
-        raise UserError(f"--{name} {path} does not exist")
-    return str(found)
+    if name in ("input", "prompt_file") and os.path.exists(path) and not os.path.isdir(path):
+        return path  # also a pipe, which can be read once
+    return input_file(f"--{name}", path)
 
 
 def _check_generate_files(args: Namespace) -> dict[str, Path]:
@@ -180,22 +177,8 @@ def check_page(flag: str, path: str) -> None:
 
 
 def _find_data(flag: str, name: str) -> str:
-    path = find_asset(name)
-    if path is None:
-        refuse_what_is_no_file(flag, name)
-        hint = "" if find_asset("data/films-train.txt") is None else "; data/films-*.txt is here in any case"
-        raise UserError(f"--{flag} {name} does not exist; setup.sh fetches the course's data{hint}")
-    return str(path)
-
-
-def refuse_what_is_no_file(flag: str, name: str) -> None:
-    """Raise `UserError` if the name belongs to a folder, a broken link, a pipe or a device."""
-    if name and os.path.isdir(name):
-        raise UserError(f"--{flag} {name} is a folder; name a file")
-    if name and os.path.lexists(name):
-        leads_on = os.path.exists(name)  # a shell's <(COMMAND) is a link to a pipe
-        what = "a pipe or device, which can be read only once" if leads_on else "a link that leads nowhere"
-        raise UserError(f"--{flag} {name} is {what}; name a file")
+    hint = "" if find_asset("data/films-train.txt") is None else "; data/films-*.txt is here in any case"
+    return input_file(f"--{flag}", name, f"; setup.sh fetches the course's data{hint}")
 
 
 def _resolve_checkpoint(args: Namespace) -> bool:
@@ -203,19 +186,11 @@ def _resolve_checkpoint(args: Namespace) -> bool:
     if os.path.isdir(args.pretrained_model_path):
         args.model_files = _files_of_directory(Path(args.pretrained_model_path))
         return False
-    path = find_checkpoint(args.pretrained_model_path)
-    is_bundled = path is None and isinstance(args.pretrained_model_path, Default)
-    if is_bundled:
-        path = find_asset(BUNDLED_CHECKPOINT)
-    if path is None:
-        refuse_what_is_no_file("pretrained-model-path", args.pretrained_model_path)
-        raise UserError(
-            f"--pretrained-model-path {args.pretrained_model_path} does not exist; "
-            f"setup.sh fetches {DEFAULT_CHECKPOINT}, or name a checkpoint that is here"
-            f"{hub_hint(args.pretrained_model_path)}"
-        )
-    args.pretrained_model_path = str(path)
-    return is_bundled
+    name = args.pretrained_model_path
+    bundled = find_asset(BUNDLED_CHECKPOINT) if isinstance(name, Default) and find_asset(name) is None else None
+    hint = f"; setup.sh fetches {DEFAULT_CHECKPOINT}, or name a checkpoint that is here{hub_hint(name)}"
+    args.pretrained_model_path = str(bundled or input_file("--pretrained-model-path", name, hint, find_checkpoint))
+    return bundled is not None
 
 
 def _files_of_directory(folder: Path) -> list[str]:
@@ -243,15 +218,11 @@ def find_model(args: Namespace) -> str:
 
 def _resolve_tokenizer(args: Namespace) -> str:
     name = tokenizer_name(args.pretrained_model_path, args.tokenizer)
-    path = find_asset(name)
-    if path is None:
-        refuse_what_is_no_file("tokenizer", name)
-        if not args.tokenizer and os.path.isdir(args.pretrained_model_path):
-            folder = args.pretrained_model_path
-            raise UserError(f"{folder} holds no tokenizer.model and no tokenizer.json; name one with --tokenizer")
-        flag = "--tokenizer " if args.tokenizer else ""
-        raise UserError(f"{flag}{name} does not exist; setup.sh fetches tokenizer.model, or name one with --tokenizer")
-    return str(path)
+    folder = args.pretrained_model_path
+    if not args.tokenizer and os.path.isdir(folder) and not os.path.lexists(name):
+        raise UserError(f"{folder} holds no tokenizer.model and no tokenizer.json; name one with --tokenizer")
+    what = "--tokenizer" if args.tokenizer else "the tokenizer"
+    return input_file(what, name, "; setup.sh fetches tokenizer.model, or name one with --tokenizer")
 
 
 def check_overlaps(args: Namespace, outputs: dict[str, Path], inputs: Sequence[str] | None = None) -> None:

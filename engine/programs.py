@@ -266,6 +266,27 @@ def _send_nowhere(number: int) -> None:
 # ---------------------------------------------------------------------------------------------------- files and folders
 
 
+def input_file(what: str, name: str, hint: str = "", find: Callable[[str], Path | None] = find_asset) -> str:
+    """The path of an input file. find: `find_checkpoint` for a pretrained model.
+
+    Raises `UserError`, which begins with `what` (a flag) and ends with `hint`, if it is not there, or no file.
+    """
+    if (path := find(name)) is None:
+        refuse_what_is_no_file(what, name)
+        raise UserError(f"{what} {name} does not exist{hint}")
+    return str(path)
+
+
+def refuse_what_is_no_file(what: str, name: str) -> None:
+    """Raise `UserError` if the name belongs to a folder, a broken link, a pipe or a device."""
+    if name and os.path.isdir(name):
+        raise UserError(f"{what} {name} is a folder; name a file")
+    if name and os.path.lexists(name):
+        leads_on = os.path.exists(name)  # a shell's <(COMMAND) is a link to a pipe
+        is_what = "a pipe or device, which can be read only once" if leads_on else "a link that leads nowhere"
+        raise UserError(f"{what} {name} is {is_what}; name a file")
+
+
 def check_writable(path: str | os.PathLike, flag: str) -> None:
     """Raise `UserError` naming `flag` unless `path` can be created or replaced."""
     path = Path(path)

@@ -23,9 +23,9 @@ from config import ATTENTION_KINDS
 from engine.arguments import check_page
 from engine.flags import utf8_text
 from engine.metrics import FILE, read_records
-from engine.programs import ArgumentParser, find_checkpoint, run_main
+from engine.programs import ArgumentParser, find_checkpoint, input_file, run_main
 from engine.tables import read_sentences
-from utils import UserError, find_asset, hub_hint
+from utils import UserError, hub_hint
 
 if TYPE_CHECKING:
     from explore.inspected import InspectedModel, InspectedText
@@ -73,10 +73,8 @@ def check_args(args: Namespace) -> None:
         raise UserError(f"{args.model} is a folder without {FILE} or config.json: neither a run nor a model")
     for flag in ("model", "beside", "data"):
         if (name := getattr(args, flag)) is not None and not (flag != "data" and Path(name).is_dir()):
-            if (path := (find_asset if flag == "data" else find_checkpoint)(name)) is None:
-                what, hint = ("MODEL" if flag == "model" else f"--{flag}", "" if flag == "data" else hub_hint(name))
-                raise UserError(f"{what} {name} does not exist{hint}")
-            setattr(args, flag, str(path))
+            what, how = "MODEL" if flag == "model" else f"--{flag}", (hub_hint(name), find_checkpoint)
+            setattr(args, flag, input_file(what, name, *(() if flag == "data" else how)))
     if args.run is not None and not is_run(args.run):
         raise UserError(f"--run {args.run} is neither a folder with {FILE} nor a file of results (.jsonl)")
     inputs = (args.model, args.beside, args.data, args.run)

@@ -16,7 +16,7 @@ from config import ATTENTION_KINDS
 from engine.data import NO_GOLD_LABEL, Example
 from engine.families import encode_for, load_llama
 from engine.methods import pretrained_of
-from engine.programs import is_gguf, tokenizer_name
+from engine.programs import input_file, is_gguf, tokenizer_name
 from engine.runs import SavedRun, load_classifier
 from engine.storage import load_tensors
 from engine.tasks import WithProbabilities, worst_errors
@@ -56,12 +56,10 @@ class InspectedModel:
             if tokenizer or attention:
                 raise UserError(f"{path} is a fine-tuned classifier, which has its own tokenizer and attention")
             return cls._of_classifier(path)
-        found = find_asset(tokenizer_name(path, tokenizer))
-        if found is None and tokenizer is not None:
-            raise UserError(f"--tokenizer {tokenizer} does not exist")
-        if found is None:
+        name = tokenizer_name(path, tokenizer)
+        if tokenizer is None and find_asset(name) is None:
             return cls(Path(path).name, load_llama_model(path, attention=attention), None)
-        return cls(Path(path).name, *load_llama(path, found, attention))
+        return cls(Path(path).name, *load_llama(path, input_file("--tokenizer", name), attention))
 
     @classmethod
     def _of_classifier(cls, path: str) -> InspectedModel:

@@ -6,6 +6,7 @@ No file is touched. `test_checkpoint_errors.py` has models and tokenizers, `test
 from __future__ import annotations
 
 import errno
+import importlib
 import math
 import os
 import re
@@ -251,6 +252,28 @@ def test_a_mistake_is_one_line(case: Case, refused: Callable, flags_for: Callabl
         content(tmp_path / name) if callable(content) else (tmp_path / name).write_bytes(content)
     line = refused([*flags_for(case.option), *case.flags], *case.words)
     assert case.without not in line and len(line) < 700
+
+
+BUNDLED = ROOT / "checkpoints" / "minllama1M.pt"
+OTHER_INPUTS = {  # of the programs beside the driver: module, arguments with the input PIPE, how the line begins
+    "model converted": ("convert.__main__", ["PIPE", "out", "--to", "hf"], "MODEL"),
+    "tokenizer converted": ("convert.__main__", [BUNDLED, "out", "--to", "hf", "--tokenizer", "PIPE"], "--tokenizer"),
+    "model compared": ("convert.compare", ["PIPE", "a.onnx", "--input", "a.txt"], "MODEL"),
+    "model on a page": ("explore.__main__", ["PIPE", "--out", "a.html"], "MODEL"),
+    "data on a page": ("explore.__main__", [BUNDLED, "--data", "PIPE", "--out", "a.html"], "--data"),
+    "tokenizer on a page": ("explore.__main__", [BUNDLED, "--tokenizer", "PIPE", "--out", "a.html"], "--tokenizer"),
+    "text of a vocabulary": ("bert.vocabulary", ["--text", "PIPE", "--out", "out"], "--text"),
+}
+
+
+@pytest.mark.parametrize("module, flags, what", OTHER_INPUTS.values(), ids=OTHER_INPUTS)
+def test_a_pipe_that_would_be_read_twice_is_named(
+    call: Callable, tmp_path: Path, module: str, flags: list, what: str
+) -> None:
+    os.mkfifo(tmp_path / "PIPE")
+    status, _, err = call(*flags, main=importlib.import_module(module).main)
+    check_one_error(status, err, f"error: {what} PIPE is a pipe or device, which can be read only once")
+    assert [path.name for path in tmp_path.iterdir()] == ["PIPE"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available() or torch.backends.mps.is_available(), reason="there is an accelerator")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.plan import checksum, identity_of
-from engine.programs import SMOLLM2, find_checkpoint, import_part, tokenizer_name
-from utils import UserError, find_asset, hub_hint
+from engine.programs import SMOLLM2, find_checkpoint, import_part, input_file, tokenizer_name
+from utils import UserError, hub_hint
 
 
 def _small_bert() -> Path:
@@ -97,10 +97,7 @@ def model_of(checkpoint: str, tokenizer: str | None, results: Mapping[str, Mappi
     if path is None and tokenizer is None:
         return Model(checkpoint, "", recorded)
     name = tokenizer_name(path or checkpoint, tokenizer)
-    found = find_asset(name)
-    if found is None:
-        raise UserError(f"--tokenizer {name} does not exist")
-    return Model(str(path or checkpoint), str(found), recorded)
+    return Model(str(path or checkpoint), input_file("--tokenizer", name), recorded)
 
 
 def remark_on(name: str) -> str:

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.arguments import refuse_what_is_no_file
 from engine.flags import ABOVE_0, AT_LEAST_1, BELOW_1, Flag, Range, add_flags, flags_named
 from engine.metrics import check_folder
-from engine.programs import ArgumentParser, and_kept, check_writable, hears_termination
+from engine.programs import ArgumentParser, and_kept, check_writable, hears_termination, input_file
 from engine.tables import FORMATS, USUAL, Columns, check_format, has_columns
-from utils import UserError, atomic_write, find_asset, warn
+from utils import UserError, atomic_write, warn
 
 Row = dict[str, Any]  # the figures of one measurement
 NO_SETTINGS = ("out", "resume", "tokenizer", "log_dir")  # flags that are left out of the figures
@@ -52,7 +51,7 @@ def check_text_flags(args: Namespace) -> None:
         flag.check(args)
     if args.log_dir is not None:
         check_folder(args.log_dir, args.resume)
-    args.text = [found("text", name) for name in args.text]
+    args.text = [input_file("--text", name) for name in args.text]
     if args.text_column is not None and not any(map(has_columns, args.text)):
         raise UserError(f"--text-column is for files that end in {', '.join(FORMATS)}, and no --text is one")
     for index, path in enumerate(args.text):
@@ -88,15 +87,6 @@ def fill_shape(args: Namespace, sizes: Mapping[str, Any], make: Callable[[], Any
     except ValueError as error:
         raise UserError(f"no model has this shape: {error}") from None
     check_length(args, args.max_seq_len)
-
-
-def found(flag: str, name: str) -> str:
-    """The path of an input file. Raises `UserError` naming the flag if it is not there."""
-    path = find_asset(name)
-    if path is None:
-        refuse_what_is_no_file(flag, name)
-        raise UserError(f"--{flag} {name} does not exist")
-    return str(path)
 
 
 def check_length(args: Namespace, positions: int) -> None:
