@@ -292,6 +292,8 @@ def check_args(args: Namespace, find: Callable[[Namespace], bool] | None = None)
     args.combines, args.combined = _models_to_combine(args)
     is_own = args.option in CLASSIFYING and any(has_columns(getattr(args, split) or "") for split in SPLITS)
     args.derive_labels = (is_own or args.option in TRAINING) and isinstance(args.label_names, Default)
+    if args.derive_labels and is_own and (args.option not in TRAINING or has_columns(args.train)):
+        args.label_names = None  # those of the data, see `engine.reports.read_data`
     if is_own and getattr(args, "question", None) is None:
         _ask_of_own_data(args)
     args.is_bundled = False

@@ -124,12 +124,12 @@ def read_data(args: Namespace) -> tuple[dict[str, list[Example]], list[str]]:
 
 def _label_names(args: Namespace) -> list[str]:
     """Those of --label-names; if it is not given, those of the data. Raises `UserError`."""
-    known = read_label_names(args.label_names)
     if not args.derive_labels:
-        return known
+        return read_label_names(args.label_names)
     paths = [path for split in SPLITS if (path := getattr(args, split)) is not None]
     own = [path for path in paths if has_columns(path)]
     if args.option in TRAINING and args.train not in own:
+        known = read_label_names(args.label_names)
         # the reference takes the number of classes from the training data, so it overrules the default label names
         labels = [example.label for example in create_data(args.train, skip_empty=args.columns.skip_empty)]
         is_more = len(known) <= max(labels) < len(labels)  # more classes than examples would be a mistake in the data

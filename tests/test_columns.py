@@ -305,7 +305,7 @@ def test_label_names_come_from_the_training_data(tmp_path: Path, drive: Callable
     for split in ("train", "dev", "test"):
         flags[flags.index(f"--{split}") + 1] = path
     out = drive(*flags, "--epochs", 1)
-    assert "labels: 0 fine, 1 poor, 2 so-so\n" in out and "dev acc ::" in out
+    assert "labels: 0 fine, 1 poor, 2 so-so\n" in out and "dev acc ::" in out and "'label_names': None" in out
     (lines := tmp_path / "lines.txt").write_text("0 ||| x\n1 ||| y\n", encoding="utf-8")
     write(path, [{"text": f"x {number}", "label": 1 + number % 2} for number in range(4)])
     refused("lines.txt has class numbers, which are not the labels of", drive, *flags, "--dev", lines)
