@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from engine.arguments import columns_of
+from engine.flags import add_flags, flags_named
 from engine.programs import ArgumentParser, input_file, run_main
 from engine.tables import read_sentences
 from utils import UserError
@@ -28,10 +30,12 @@ def get_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = ArgumentParser(prog="python -m convert.compare", description="a saved classifier beside its ONNX file")
     parser.add_argument("model", metavar="MODEL", help="what --option finetune has saved")
     parser.add_argument("file", metavar="FILE.onnx", help="what python -m convert --to onnx made of it")
-    parser.add_argument("--input", required=True, metavar="FILE", help="a sentence a line")
+    parser.add_argument("--input", required=True, metavar="FILE", help="a sentence a line, or a file with columns")
+    add_flags(parser, flags_named("text-column", "skip_empty"))
     args = parser.parse_args(argv)
     for name in ("model", "file", "input"):
         setattr(args, name, input_file("--input" if name == "input" else name.upper(), getattr(args, name)))
+    args.columns = columns_of(args, [args.input])
     return args
 
 
@@ -44,7 +48,7 @@ def main() -> None:
     from engine.plan import ComputeSettings
 
     run = program_of(args.file)
-    sentences = [sentence for sentence in read_sentences(args.input) if sentence is not None]
+    sentences = [sentence for sentence in read_sentences(args.input, args.columns) if sentence is not None]
     model, about = runs.load_classifier(args.model)
     compute = ComputeSettings(torch.device("cpu"), precision=about.precision)
     runs.compute_fast(model, compute, trains=False)

@@ -282,7 +282,7 @@ def check_args(args: Namespace, find: Callable[[Namespace], bool] | None = None)
     check_numbers(args)
     _check_option(args)
     _take_edition(args)
-    args.columns = _columns_of(args)
+    args.columns = columns_of(args, [getattr(args, name, None) for name in inputs_of(args.option)])
     _check_precision(args)
     _check_processes(args)
     _check_question(args)
@@ -369,9 +369,9 @@ def _ask_of_own_data(args: Namespace) -> None:
         args.methods = require_folder("advanced", "--method").part("prompts").about_texts(args.methods)
 
 
-def _columns_of(args: Namespace) -> Columns:
+def columns_of(args: Namespace, files: Sequence[str | None]) -> Columns:
+    """The columns that the flags name. Raises `UserError` if they name one, and none of the files has columns."""
     given = {kind: name for kind in ("text", "label") if (name := getattr(args, f"{kind}_column", None)) is not None}
-    files = [getattr(args, name, None) for name in inputs_of(args.option)]
     if given and not any(path is not None and has_columns(path) for path in files):
         flag = f"--{next(iter(given))}-column"
         raise UserError(f"{flag} is for files that end in {', '.join(FORMATS)}, and no input is one")

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from config import ATTENTION_KINDS
-from engine.arguments import check_page
-from engine.flags import utf8_text
+from engine.arguments import check_page, columns_of
+from engine.flags import add_flags, flags_named, utf8_text
 from engine.metrics import FILE, read_records
 from engine.programs import ArgumentParser, find_checkpoint, input_file, run_main
-from engine.tables import read_sentences
+from engine.tables import has_columns, read_examples, read_sentences
 from utils import UserError, hub_hint
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     what = f"what is read; may be given several times; else: {SAMPLE_TEXT}"
     add("--text", type=utf8_text, metavar="T", action="append", help=what)
     add("--data", metavar="FILE", help="data file, or a sentence a line: its first ones, a classifier's errors before")
+    add_flags(parser, flags_named("text-column", "label-column", "skip_empty"))
     add("--count", type=int, default=6, help="how many sentences of --data are shown in full")
     add("--beside", metavar="MODEL", help="a second model of the same shape and tokens, beside it in each figure")
     add("--run", metavar="LOG_DIR", help="a run to show beside the model: its --log_dir, or a file of results")
@@ -57,6 +58,7 @@ def check_args(args: Namespace) -> None:
     check_live(args)
     if args.serve is None:
         check_page("--out", args.out)
+    args.columns = columns_of(args, [args.data])
     if args.text and args.data:
         raise UserError("--text and --data both say what is read; give one of them")
     for text in args.text or ():
@@ -118,7 +120,7 @@ def page_of_run(path: str) -> dict[str, Any]:
 
 def texts_of(args: Namespace, inspected: InspectedModel) -> tuple[list[InspectedText], dict[str, Any]]:
     """The texts of the page; for a classifier and labelled data, also its results on all of them as a run."""
-    from engine.data import NO_GOLD_LABEL, create_data, has_gold_labels
+    from engine.data import NO_GOLD_LABEL, has_gold_labels
     from engine.families import encode_for
     from engine.runs import loader_of
     from engine.tasks import Judging, outcome_of
@@ -127,10 +129,10 @@ def texts_of(args: Namespace, inspected: InspectedModel) -> tuple[list[Inspected
 
     if args.data is None:
         return [InspectedText(text) for text in args.text or [SAMPLE_TEXT]], {}
-    if inspected.classifier is None or not is_labelled(args.data):
-        sentences = [sentence for sentence in read_sentences(args.data) if sentence is not None]
+    if inspected.classifier is None or not (has_columns(args.data) or is_labelled(args.data)):
+        sentences = [sentence for sentence in read_sentences(args.data, args.columns) if sentence is not None]
         return [InspectedText(sentence) for sentence in sentences[: args.count]], {}
-    examples = create_data(args.data, len(inspected.label_names), is_test=True)
+    examples = read_examples(args.data, inspected.label_names, args.columns, is_test=True)
     sentences = [example.sentence for example in examples]
     dataset = encode_for(inspected.classifier, inspected.tokenizer, examples)
     device = next(inspected.llama.parameters()).device

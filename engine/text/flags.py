@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from engine.arguments import columns_of
 from engine.flags import ABOVE_0, AT_LEAST_1, BELOW_1, Flag, Range, add_flags, flags_named
 from engine.metrics import check_folder
 from engine.programs import ArgumentParser, and_kept, check_writable, hears_termination, input_file
-from engine.tables import FORMATS, USUAL, Columns, check_format, has_columns
+from engine.tables import check_format
 from utils import UserError, atomic_write, warn
 
 Row = dict[str, Any]  # the figures of one measurement
@@ -52,19 +53,13 @@ def check_text_flags(args: Namespace) -> None:
     if args.log_dir is not None:
         check_folder(args.log_dir, args.resume)
     args.text = [input_file("--text", name) for name in args.text]
-    if args.text_column is not None and not any(map(has_columns, args.text)):
-        raise UserError(f"--text-column is for files that end in {', '.join(FORMATS)}, and no --text is one")
+    columns_of(args, args.text)  # raises
     for index, path in enumerate(args.text):
         check_format(path)
         if Path(path).resolve() in {Path(other).resolve() for other in args.text[:index]}:
             raise UserError(f"--text names {path} twice, so that what is held out of one would be trained on")
         if evaluated := {"dev", "test"} & {*re.split(r"[^a-z]+", Path(path).stem.lower())}:
             warn(f"{path} looks like {evaluated.pop()} sentences; train on them, and scores there say nothing more")
-
-
-def columns_of(args: Namespace) -> Columns:
-    """The column that is read of files with columns."""
-    return Columns(args.text_column or USUAL.text, skip_empty=args.skip_empty)
 
 
 def fill_shape(args: Namespace, sizes: Mapping[str, Any], make: Callable[[], Any]) -> None:

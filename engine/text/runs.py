@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Sampler
 
+from engine.arguments import columns_of
 from engine.checkpointer import Checkpointer, OtherRun
 from engine.data import SEPARATOR, create_data
 from engine.families import create_methods
@@ -33,7 +34,7 @@ from engine.runs import update_fast
 from engine.storage import NameLock
 from engine.tables import USUAL, Columns, check_format, has_columns, read_texts
 from engine.tasks import Task, TextWindows
-from engine.text.flags import Outputs, columns_of
+from engine.text.flags import Outputs
 from engine.training import Trainer
 from optimizer import AdamW
 from tokenizer import Tokenizer
@@ -172,7 +173,7 @@ def train_and_held_out(args: Namespace) -> tuple[list[str], list[str]]:
     train: list[str] = []
     held: list[str] = []
     for number, path in enumerate(args.text):
-        documents = read_documents(path, columns_of(args))
+        documents = read_documents(path, columns_of(args, args.text))
         print(f"load {len(documents)} documents from {path}")
         for part, more in zip((train, held), hold_out(documents, args.held_out, args.seed + number), strict=True):
             part += more
@@ -181,7 +182,7 @@ def train_and_held_out(args: Namespace) -> tuple[list[str], list[str]]:
 
 def identity_of(args: Namespace, **more: Any) -> dict[str, Any]:
     """The values that must be equal to resume a run: its texts, the flags in PACE, and `more`."""
-    train = [InputFile.of(path, columns=columns_of(args)).sha256 for path in args.text]
+    train = [InputFile.of(path, columns=columns_of(args, args.text)).sha256 for path in args.text]
     return {"train": train, **more, **{name: getattr(args, name) for name in PACE}}
 
 

@@ -164,6 +164,21 @@ def test_data_are_judged_and_their_worst_errors_shown_first(trained: Trained, fi
     assert [text["text"] for text in content["texts"][2:]] == others[:2]
 
 
+def test_labels_of_a_file_with_columns_count_as_those_of_lines(
+    trained: Trained, films: dict[str, Path], tmp_path: Path
+):
+    lines = explore(tmp_path / "p.html", trained.model, "--data", films["train"])
+    rows = [{"review": each.sentence, "stars": each.label} for each in create_data(films["train"])]
+    (tmp_path / "own.jsonl").write_text(
+        "\n".join(map(json.dumps, [*rows, {"review": None, "stars": 1}])), encoding="utf-8"
+    )
+    flags = "--text-column", "review", "--label-column", "stars", "--skip_empty"
+    columns = explore(tmp_path / "p.html", trained.model, "--data", tmp_path / "own.jsonl", *flags)
+    assert columns["texts"] == lines["texts"]
+    (judged,), (of_lines,) = (content["run"]["runs"][0]["judged"] for content in (columns, lines))
+    assert judged | {"split": ""} == of_lines | {"split": ""} and sum(map(sum, judged["confusion"])) == len(rows)
+
+
 def test_data_without_gold_labels_are_shown_and_not_judged(trained: Trained, films: dict[str, Path], tmp_path: Path):
     lines = [f"-1{line[1:]}" for line in films["test"].read_text("utf-8").splitlines()]
     (tmp_path / "blind.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
