@@ -22,6 +22,7 @@ from pathlib import Path
 from config import ATTENTION_KINDS
 from convert.directory import ADAPTER_CONFIG, files_of_llama, files_of_model, require_base
 from convert.formats import DTYPES
+from engine.arguments import tokenizer_file
 from engine.programs import ArgumentParser, check_new, find_checkpoint, input_file, run_main, tokenizer_name
 from utils import UserError, find_asset, hub_hint
 
@@ -104,10 +105,9 @@ def _find_model(args: argparse.Namespace) -> str:
 
 def _find_tokenizer(args: argparse.Namespace) -> str | None:
     """The path of the tokenizer; None for a directory without one that becomes a directory again."""
-    name = tokenizer_name(args.base or args.model, args.tokenizer)
-    if find_asset(name) is None and args.to == "hf" and os.path.isdir(args.model) and args.tokenizer is None:
-        return None
-    return input_file("--tokenizer" if args.tokenizer else "the tokenizer", name, "; name one with --tokenizer")
+    model = args.base or args.model
+    may_lack = args.to == "hf" and os.path.isdir(args.model) and args.tokenizer is None
+    return None if may_lack and find_asset(tokenizer_name(model)) is None else tokenizer_file(model, args.tokenizer)
 
 
 def main() -> int:

@@ -221,8 +221,20 @@ def _resolve_tokenizer(args: Namespace) -> str:
     folder = args.pretrained_model_path
     if not args.tokenizer and os.path.isdir(folder) and not os.path.lexists(name):
         raise UserError(f"{folder} holds no tokenizer.model and no tokenizer.json; name one with --tokenizer")
-    what = "--tokenizer" if args.tokenizer else "the tokenizer"
-    return input_file(what, name, "; setup.sh fetches tokenizer.model, or name one with --tokenizer")
+    return tokenizer_file(folder, args.tokenizer, "setup.sh fetches tokenizer.model, or name one with --tokenizer")
+
+
+def tokenizer_file(checkpoint: str, given: str | None, hint: str = "name one with --tokenizer") -> str:
+    """The path of a checkpoint's tokenizer, see `tokenizer_name`. Raises `UserError` if it is not there.
+
+    Of a file that is no pretrained model, such as a fine-tuned classifier, the error says that: it has no such file.
+    """
+    name = tokenizer_name(checkpoint, given)
+    if not given and find_asset(name) is None and checkpoint.endswith(".pt"):
+        from engine.weights import load_llama_model
+
+        load_llama_model(checkpoint)
+    return input_file("--tokenizer" if given else "the tokenizer", name, f"; {hint}")
 
 
 def check_overlaps(args: Namespace, outputs: dict[str, Path], inputs: Sequence[str] | None = None) -> None:
