@@ -65,6 +65,8 @@ def test_three_processes_train_and_predict_as_one(outcomes: dict, tmp_path: Path
     assert list(together["model"]) == list(alone["model"])
     for name, tensor in alone["model"].items():
         torch.testing.assert_close(together["model"][name], tensor, atol=2e-5, rtol=1e-4)
+    places = [{tensor.data_ptr() for tensor in each["model"].values()} for each in (alone, together)]
+    assert len(places[0]) == len(places[1])  # a tied matrix is stored once
     assert str(together["methods"].keys()) == str(alone["methods"].keys())
     averages = [each["methods"].get("ema", {}).get("average", {}) for each in (alone, together)]
     teachers = [each["methods"].get("smart", {}).get("teacher", {}) for each in (alone, together)]
