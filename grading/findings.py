@@ -53,6 +53,8 @@ CHECKS = {
     "E024-unlisted": Check("note", "", "files of the course's list are absent that its checker does not demand", ""),
     "E025-optional": Check("note", "", "optional files are absent", ""),
     "E026-models": Check("deduct", "B+", "trained models that the edition asks for are missing", "hand them in"),
+    "E027-edition": Check("flag", "", "files that only other editions of the course ask for",
+                          "whose year is this? see the config's edition"),
     "E030-needs": Check("deduct", "", "the required files need modules or files that are not in the zip", AGAIN),
     "E031-needs-others": Check("note", "", "other scripts need modules or files that are not in the zip", ""),
     "E032-library": Check("deduct", "", "the required files import a library that setup.sh of the course does not "

@@ -153,6 +153,11 @@ def check_names(files: dict[str, ZipEntry], edition: Edition, report: Report) ->
     elif present and right_name(report.student_id) not in files:
         said = f"advanced outputs without {right_name(report.student_id)}: describe the method there"
         report.findings.append(Finding(said, "E063-no-report", right_name(report.student_id)))
+    own = (*edition.required, *edition.listed, *edition.optional)
+    asked = {name for other in EDITIONS.values() for name in other.required}.difference(own)
+    if strange := [name for name in files if name in asked]:
+        said = f"only other editions of the course ask for: {few(strange)}"
+        report.findings.append(Finding(said, "E027-edition", min(strange)))
     if absent := [name for name in edition.optional if name not in files]:
         report.findings.append(Finding(f"optional and absent: {few(absent)}", "E025-optional"))
 

@@ -22,6 +22,7 @@ from grading.programs import PARTS_FILE, ROOT
 COUNTS = {"sst-dev": 200, "sst-test": 200, "cfimdb-dev": 120, "cfimdb-test": 120}
 ACCURACY = {"prompting": {"sst-dev": 0.215, "sst-test": 0.225, "cfimdb-dev": 0.5},
             "finetuning": {"sst-dev": 0.41, "sst-test": 0.42, "cfimdb-dev": 0.8},
+            "lora": {"sst-dev": 0.28, "sst-test": 0.27, "cfimdb-dev": 0.5},
             "advanced": {"sst-dev": 0.43, "sst-test": 0.44, "cfimdb-dev": 0.85}}  # fmt: skip
 STORIES = (
     " a good man who lived near the sea . one day he took his small boat and went out to find a friend . the wind was "
@@ -246,6 +247,7 @@ WRONG = {
     "git": Case("E022-foreign", "deduct", "A-", put(".git/HEAD", b"ref: x")),
     "caches": Case("E023-clutter", "note", "A", put("__pycache__/llama.cpython-311.pyc", b"x")),
     "no-readme": Case("E024-unlisted", "note", "A", drop("README.md")),
+    "other-year": Case("E027-edition", "flag", "A", lambda files: files.update(outputs("lora", 3))),
     "needs": Case("E030-needs", "deduct", "A-", put("llama.py", b"import engine.training\n")),
     "script-needs": Case("E031-needs-others", "note", "A", put("plot.py", b"import engine.training\n")),
     "library": Case("E032-library", "deduct", "A-", put("llama.py", b"import transformers\n")),
