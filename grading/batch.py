@@ -175,8 +175,9 @@ def _parts(row: StudentRow) -> list[str]:
         return []
     lines = ["## Executed checks", ""]
     for part in row.judgement.parts:
-        said, failed = markdown(part.message.removeprefix("WRONG: ")), not part.message.startswith("not judged")
-        lines.append(f"- {markdown(part.part)}: {said or 'ok' if part.passed else 'FAILED: ' * failed + said}")
+        said = markdown(part.message.removeprefix("WRONG: "))
+        failed = said if part.message.startswith("not judged") else f"FAILED: {said}"
+        lines.append(f"- {markdown(part.part)}: {said or 'ok' if part.passed else failed}")
         lines += [f"  - `>` {markdown(line)}" for line in part.tail.splitlines()]
     return [*lines, ""]
 

@@ -27,7 +27,7 @@ AGAIN = "create the zip anew with prepare_submit.py and hand that in"
 RERUN = "run the course's command again, without changing its output"
 BY_HAND = "compare by hand; equal numbers alone are no proof"
 CHECKS = {
-    "E001-zip": Check("refuse", "", "not a zip archive, or a damaged one", AGAIN),
+    "E001-zip": Check("refuse", "", "not a zip archive, a damaged one, or another archive is all that it holds", AGAIN),
     "E002-size": Check("deduct", "", "the zip is larger than the limit", "leave out checkpoints and data sets"),
     "E003-unpacked": Check("refuse", "", "too large to be read", "leave out checkpoints and data sets"),
     "E004-entries": Check("refuse", "", "entries that tools unpack differently or must not unpack: links, absolute "
