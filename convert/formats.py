@@ -50,4 +50,4 @@ def whole(path: str | os.PathLike) -> Iterator[Path]:
             yield temporary
             os.replace(temporary, path)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error

@@ -162,7 +162,7 @@ def run_main(main: Callable[[], int | None]) -> int:
     except ModuleNotFoundError as error:
         message = _which_is_absent(error)
     except OSError as error:
-        where = error.filename or "a file or standard output"
+        where = error.filename2 or error.filename or "a file or standard output"
         hint = "; free some space and run again" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""
         message = f"cannot read or write {where}: {error.strerror or error}{hint}"
         _drop_stuck_output()

@@ -91,7 +91,7 @@ def run_main(main: Callable[[], int | None]) -> int:
     except MemoryError:
         message = "the memory is used up; end other programs and run again"
     except OSError as error:
-        where = error.filename or "a file or standard output"
+        where = error.filename2 or error.filename or "a file or standard output"
         hint = "; free some space and run again" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""
         message = f"cannot read or write {where}: {error.strerror or error}{hint}"
         drop_stuck_output()
@@ -234,7 +234,7 @@ def atomic_write(path: str | os.PathLike) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         with suppress(OSError):  # it is renamed, or its folder cannot be written to, which is being said
             temporary.unlink()

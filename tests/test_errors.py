@@ -503,7 +503,12 @@ def absent_module() -> None:
     import no_such_module  # noqa: F401
 
 
+def copies_to_a_full_disk() -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", "from.pt", None, "to.pt")
+
+
 FAILURES = {
+    copies_to_a_full_disk: ["cannot read or write to.pt: No space left", "free some space"],
     out_of_memory: ["memory is used up"],
     absent_module: ["no_such_module.py is not here", f"imported by {__file__} line"],
 }

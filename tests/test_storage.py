@@ -18,6 +18,7 @@ import torch
 from conftest import ROOT, random_llama
 
 import utils
+from convert.formats import whole
 from engine.storage import NameLock, forget_pages, load_tensors, save_tensors
 from engine.weights import load_llama_model
 from grading import programs
@@ -205,6 +206,14 @@ def test_nothing_is_left_where_an_interrupt_comes_as_soon_as_the_temporary_file_
     finally:
         sys.setprofile(None)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("write", [atomic_write, programs.atomic_write, whole])
+def test_an_error_without_a_number_keeps_its_words(tmp_path: Path, write: Callable):
+    """NumPy says so of a disk that is full."""
+    with pytest.raises(OSError) as found, write(tmp_path / "out.txt"):
+        raise OSError("9 requested and 0 written")
+    assert (found.value.strerror, found.value.filename) == ("9 requested and 0 written", str(tmp_path / "out.txt"))
 
 
 def test_a_lock_is_held_by_one_and_its_file_goes_with_it(tmp_path: Path):

@@ -226,9 +226,12 @@ def test_the_status_is_the_same_where_nobody_listens(student: Path, tmp_path: Pa
 
 
 NO_TORCH = ModuleNotFoundError("No module named 'torch'", name="torch")
+NO_ROOM = OSError(28, "No space left on device", "from.pt", None, "to.pt")  # as `shutil.copy` raises it
 
 
-@pytest.mark.parametrize(("error", "said"), [(MemoryError(), "memory"), (NO_TORCH, "package torch")])
+@pytest.mark.parametrize(
+    ("error", "said"), [(MemoryError(), "memory"), (NO_TORCH, "package torch"), (NO_ROOM, "write to.pt: No")]
+)
 def test_what_is_lacking_is_said_in_one_line(error: Exception, said: str, capfd: pytest.CaptureFixture):
     def main() -> None:
         raise error
