@@ -65,6 +65,7 @@ def write_handout(out: Path, name: str, holes: list[Hole] | None = None) -> list
         raise UserError(f"{out} exists and is not an empty folder; name another one")
     edition, was_there = EDITIONS[name], out.exists()
     holes = holes_of(edition.norm) if holes is None else holes
+    (out / "tests").mkdir(parents=True)  # an error where another process has begun; its files are not removed
     try:
         for file in files():
             path = out / file
@@ -79,7 +80,7 @@ def write_handout(out: Path, name: str, holes: list[Hole] | None = None) -> list
         for page in sorted(PAGES.glob("*.md")):
             text = page.read_text(encoding="utf-8")
             (out / page.name).write_bytes(filled_in(text, name, edition, holes).encode())
-        shutil.copytree(TESTS, out / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(TESTS, out / "tests", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)
         if was_there:

@@ -169,6 +169,19 @@ def test_what_was_half_written_is_removed(tmp_path: Path, monkeypatch: pytest.Mo
     assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
 
 
+def test_what_another_process_has_begun_to_write_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def holes_of(norm: str) -> list[Hole]:
+        """Asked for between the look at the folder and the first file."""
+        (tmp_path / "out/tests").mkdir(parents=True)
+        (tmp_path / "out/llama.py").write_text("of another process")
+        return []
+
+    monkeypatch.setattr(writing, "holes_of", holes_of)
+    with pytest.raises(FileExistsError):
+        write_handout(tmp_path / "out", "ucsc")
+    assert (tmp_path / "out/llama.py").read_text() == "of another process"
+
+
 def test_the_command_says_what_it_wrote(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "argv", ["handout", str(tmp_path / "out"), "--edition", "cmu2025"])
     assert run_main(program.main) == 0
