@@ -233,7 +233,8 @@ def finetune(args: Namespace, compute: ComputeSettings, distributed: Distributed
     rest = set_aside(splits["train"], args.seed, args.shots, args.hold_out)
     splits["train"], held_out = divide(splits["train"], args.seed, args.shots, args.hold_out)
     if args.shots or held_out:
-        print(f"train on {len(splits['train'])} sentences; {len(held_out)} others are held out")
+        others = f"; {len(held_out)} others are held out" if held_out else ""
+        print(f"train on {len(splits['train'])} sentences{others}")
     if held_out:
         splits["held-out"] = held_out
     with naming_the_flag():

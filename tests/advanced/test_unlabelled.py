@@ -74,7 +74,8 @@ def test_a_method_that_asks_gets_the_sentences_and_no_label(
     (mine, names), (other, _) = seen
     assert other is None and names == ("bad", "good") and mine.labels == [NO_GOLD_LABEL] * 14
     flags = [*classify_flags("finetune"), *ADVANCED, "--epochs", 1, "--method", "ema", "--shots", 5]
-    assert "without their labels" not in drive(*flags)
+    out = drive(*flags)
+    assert "without their labels" not in out and "\ntrain on 10 sentences\n" in out
 
 
 def test_every_sentence_has_its_turn():
