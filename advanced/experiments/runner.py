@@ -1,4 +1,4 @@
-"""Does the runs of a table that are left, several at a time, each in a process of its own."""
+"""Does the runs of a table that are left, several at a time, by an executor of `concurrent.futures`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import ExitStack
 from dataclasses import replace
-from multiprocessing import get_all_start_methods, get_context
-from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from advanced.experiments.models import Model
+from advanced.experiments.processes import Processes
 from advanced.experiments.results import (
     append_result,
     keep_probabilities,
@@ -23,33 +22,15 @@ from advanced.experiments.results import (
     results_beside,
 )
 from advanced.experiments.rows import Trial, size_in_words
-from advanced.experiments.trial import (
-    DIRTY,
-    PROBABILITIES,
-    clear,
-    commit_of_code,
-    compute_trial,
-    end_with_parent,
-    named,
-)
+from advanced.experiments.trial import DIRTY, PROBABILITIES, clear, commit_of_code, compute_trial, named
 from engine.storage import NameLock
 from utils import UserError, warn
-
-
-class Running(NamedTuple):
-    """A run in a process of its own. locks: on the names of all files that it writes."""
-
-    trial: Trial
-    locks: ExitStack
-    pool: ProcessPoolExecutor
 
 
 class Runner:
     """left: returns the runs that are not done; called anew after each run. path: the file of results. work: a folder
     for weights while a run lasts. workers: runs at a time. kept: returns the keys of models that others will combine.
-
-    On a CPU each run has a new process, so that the peak memory that it reports is its own. CUDA counts the memory
-    of each run, and takes seconds to begin: there a process does one run after another, until one fails.
+    executor: computes the runs, and is shut down after the last; None: processes of this machine.
 
     Raises `UserError` where the code differs from its commit, which every line of figures names.
     """
@@ -63,6 +44,7 @@ class Runner:
         device: str,
         workers: int,
         kept: Callable[[], Collection[str]] = tuple,
+        executor: Executor | None = None,
     ):
         self.left, self.model, self.path, self.work, self.kept = left, model, path, work, kept
         self.device, self.workers = device, workers
@@ -70,9 +52,8 @@ class Runner:
         self.commit = commit_of_code()
         if self.commit and self.commit.endswith(DIRTY):
             raise UserError("the code or a table differs from its last commit, which results name: commit it first")
-        self.context = _context()
-        self.running: dict[Future, Running] = {}
-        self.idle: list[ProcessPoolExecutor] = []
+        self.executor = executor or Processes(workers, keeps=device == "cuda")
+        self.running: dict[Future, tuple[Trial, ExitStack]] = {}  # with locks on the names of all files that it writes
         self.failed: dict[str, str] = {}  # by key, why
         self.done = 0
 
@@ -90,12 +71,9 @@ class Runner:
                 for future in wait(self.running, return_when=FIRST_COMPLETED).done:
                     self.finish(future)
         finally:
-            for each in self.running.values():
-                for process in each.pool._processes.values():
-                    process.kill()
-                self.end(each)
-            for pool in self.idle:
-                pool.shutdown()
+            self.executor.shutdown(cancel_futures=True)
+            for _, locks in self.running.values():
+                locks.close()
         left = sum(trial.key(self.model) not in self.failed for trial in self.left())
         print(f"{self.done} runs done, {len(self.failed)} failed, {left} that can be started now are left")
         if self.failed:
@@ -105,25 +83,15 @@ class Runner:
         take_over(self.left, self.model, self.path, self.work)
         for trial, locks in self.free():
             print(f"{_now()} start: {describe(trial)}", flush=True)
-            how = {"mp_context": self.context, "initializer": end_with_parent}
-            pool = self.idle.pop() if self.idle else ProcessPoolExecutor(1, **how)
             model = replace(self.model, keys={})  # so that the key in the line is that of the files as they are then
-            future = pool.submit(compute_trial, trial, model, self.work, self.device, self.threads, self.commit)
-            self.running[future] = Running(trial, locks, pool)
-
-    def end(self, each: Running, is_kept: bool = False) -> None:
-        """End the process, unless it is kept for another run, and give up the locks; another process may then take the
-        run if its line is not written."""
-        if is_kept:
-            self.idle.append(each.pool)
-        else:
-            each.pool.shutdown(cancel_futures=True)
-        each.locks.close()
+            how = self.work, self.device, self.threads, self.commit
+            self.running[self.executor.submit(compute_trial, trial, model, *how)] = trial, locks
 
     def finish(self, future: Future) -> None:
-        each = self.running.pop(future)
-        key, error = each.trial.key(self.model), future.exception()
-        try:
+        """Keep the figures of a run, and give up its locks; a process may then take it if its line is not written."""
+        trial, locks = self.running.pop(future)
+        with locks:
+            key, error = trial.key(self.model), future.exception()
             if error is None and future.result()["key"] != key:
                 error = UserError("its files have changed since the grid began")
             if error is None:
@@ -131,20 +99,18 @@ class Runner:
                 if found := result.pop(PROBABILITIES, None):
                     keep(self.path, self.work, result, found)
                 append_result(self.path, result)
-                clear(each.trial, self.model, self.work, self.kept())
-        finally:
-            self.end(each, is_kept=error is None and self.device == "cuda")
+                clear(trial, self.model, self.work, self.kept())
         if error is None:
             self.done += 1
-            print(f"{_now()} done: {describe(each.trial)}", flush=True)
+            print(f"{_now()} done: {describe(trial)}", flush=True)
             return
         reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        self.failed[key] = f"{describe(each.trial)}: {reason.splitlines()[0]}"
-        warn(f"failed: {describe(each.trial)}: {reason.splitlines()[0]}")
+        self.failed[key] = f"{describe(trial)}: {reason.splitlines()[0]}"
+        warn(f"failed: {describe(trial)}: {reason.splitlines()[0]}")
 
     def free(self) -> Iterator[tuple[Trial, ExitStack]]:
         """Lock and yield runs that no process has taken and that have not failed, one for each idle worker."""
-        taken = self.failed.keys() | {each.trial.key(self.model) for each in self.running.values()}
+        taken = self.failed.keys() | {trial.key(self.model) for trial, _ in self.running.values()}
         places = self.workers - len(self.running)
         for trial in self.left() if places else ():
             if places == 0:
@@ -211,15 +177,6 @@ def take_over(left: Callable[[], list[Trial]], model: Model, path: Path, work: P
                     found = True
             finally:
                 lock.release()
-
-
-def _context() -> BaseContext:
-    """How processes are started: copied from one that has imported the libraries, which saves seconds for each run."""
-    if "forkserver" not in get_all_start_methods():
-        return get_context("spawn")
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["sklearn.metrics", "engine.runs"])
-    return context
 
 
 def _threads_of_environment() -> int:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from advanced.experiments import __main__ as program
-from advanced.experiments import judging, report, rows, runner, trial
+from advanced.experiments import judging, processes, report, rows, runner, trial
 from advanced.experiments.grid import Table
 from advanced.experiments.models import Model
 from advanced.experiments.rows import Trial
@@ -69,7 +69,7 @@ def computing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable], None]:
     """Lets a function compute the runs, in threads."""
 
     def use(compute: Callable) -> None:
-        monkeypatch.setattr(runner, "ProcessPoolExecutor", Threads)
+        monkeypatch.setattr(processes, "ProcessPoolExecutor", Threads)
         monkeypatch.setattr(runner, "compute_trial", compute)
 
     return use

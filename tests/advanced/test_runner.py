@@ -33,7 +33,7 @@ from grids import (  # noqa: F401 (fixtures)
 )
 
 from advanced.experiments import __main__ as program
-from advanced.experiments import rows, runner, trial
+from advanced.experiments import processes, rows, runner, trial
 from advanced.experiments.grid import Table
 from advanced.experiments.models import Model
 from advanced.experiments.results import append_result, read_results, results_beside
@@ -403,7 +403,7 @@ def test_a_process_with_a_gpu_does_one_run_after_another_until_one_fails(
         return line_of(one, model)
 
     computing(compute)
-    monkeypatch.setattr(runner, "ProcessPoolExecutor", Counted)
+    monkeypatch.setattr("advanced.experiments.processes.ProcessPoolExecutor", Counted)
     table, path = table_of(tmp_path, rows=[{"name": "plain"}], shots=[4], seeds=[1, 2, 3, 4]), tmp_path / "r.jsonl"
     running = runner.Runner(lambda: table.ready(model, read_results([path])), model, path, tmp_path, device, 2)
     with pytest.raises(UserError, match="1 runs failed"):
@@ -453,7 +453,7 @@ def test_new_processes_have_imported_pytorch(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
         "multiprocessing.context.BaseContext.set_forkserver_preload", lambda _, given: names.extend(given)
     )
-    way = runner._context().get_start_method()
+    way = processes._context().get_start_method()
     assert all(map(importlib.util.find_spec, names)) and ("engine.runs" in names or way == "spawn")
 
 
