@@ -51,6 +51,8 @@ NOT_RUN = {
     ("docs/processes.md", "torchrun --standalone --nproc_per_node 4"): GROUP,
     ("docs/processes.md", "torchrun --nnodes 2"): GROUP,
     ("docs/processes.md", "srun"): GROUP,
+    ("docs/processes.md", "python -m dask"): GROUP,
+    ("docs/processes.md", "python -m advanced.experiments"): GROUP,
     ("docs/speed.md", "python -m benchmarks"): "takes more than ten minutes",
     ("docs/speed/*.md", "python -m benchmarks"): "takes more than ten minutes",
     ("advanced/experiments/README.md", "python -m advanced.experiments few-shot"): COURSE_DATA,

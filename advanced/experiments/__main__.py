@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 
+from advanced.experiments.cluster import Cluster
 from advanced.experiments.grid import Done, Table
 from advanced.experiments.models import Model, model_of, name_of
 from advanced.experiments.plots import draw
@@ -45,7 +46,8 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--tokenizer", help="SentencePiece model; else the checkpoint's own .model, else tokenizer.model")
     add("--results", help="file of JSON lines, of one table; else results/TABLE-CHECKPOINT.jsonl beside this program")
     add("--work", help="folder for weights while a run lasts; else one in the system's temporary folder")
-    add("--workers", type=int, default=1, help="runs at a time; each gets its share of the processors")
+    add("--workers", type=int, help="runs at a time (else 1, of a cluster all); each gets its share of the processors")
+    add("--cluster", metavar="ADDRESS", help="do the runs on the workers of the Dask scheduler there, tcp://HOST:8786")
     add("--minutes", type=float, help="start no run after so many, of all tables together")
     add(
         "--only", nargs="+", metavar="ROW", help="rows of one table, beside its baseline and the bag of words; else all"
@@ -78,7 +80,7 @@ def check_args(args: Namespace) -> None:
         raise UserError(f"{' and '.join(asked)} cannot be combined: each does one thing and ends")
     if args.tune and asked not in ([], ["--list"]):
         raise UserError(f"--tune says which runs are done, and {asked[0]} does none")
-    if args.workers < 1:
+    if args.workers is not None and args.workers < 1:
         raise UserError(f"--workers {args.workers}: must be at least 1")
     if args.minutes is not None and not 0 < args.minutes < math.inf:
         raise UserError(f"--minutes {args.minutes}: must be above 0 and finite")
@@ -212,7 +214,9 @@ def run(args: Namespace, table: Table, model: Model, path: Path, end: float) -> 
         folder.mkdir(parents=True, exist_ok=True)
     take_over(partial(left_of, table), model, path, work)
     left = partial(left_of, table.without_absent(model))
-    Runner(left, model, path, work, args.device, args.workers, partial(kept_of, table, model, path)).run(end)
+    cluster = Cluster(args.cluster, args.workers) if args.cluster else None
+    workers = cluster.workers if cluster else args.workers or 1
+    Runner(left, model, path, work, args.device, workers, partial(kept_of, table, model, path), cluster).run(end)
 
 
 def kept_of(table: Table, model: Model, path: Path) -> set[str]:

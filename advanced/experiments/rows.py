@@ -21,6 +21,7 @@ PLAN_SETTINGS = {
     "attention": None, "max_sentence_len": None, "dropout": None, "weight_decay": 0.0, "clip": None,
 }  # fmt: skip
 DATA_SETTINGS = {"second_test": 0, "judged_on": ""}
+SPLITS = ("train", "dev", "test", "label_names")  # the files of a data set
 DRAWS = 1000  # between the seeds of models of one division of the data
 
 
@@ -91,9 +92,14 @@ def size_in_words(shots: int | None) -> str:
     return "all" if shots is None else f"{shots} a class"
 
 
+def name_of_data(data: str, split: str) -> str:
+    """The name of a data set's file, from the folder that it is looked for in."""
+    return f"data/{data}-label-mapping.json" if split == "label_names" else f"data/{data}-{split}.txt"
+
+
 def path_of(data: str, split: str) -> str:
     """The path of a data set's file. Raises `UserError` if the file is not here."""
-    name = f"data/{data}-label-mapping.json" if split == "label_names" else f"data/{data}-{split}.txt"
+    name = name_of_data(data, split)
     path = find_asset(name)
     if path is None:
         raise UserError(f"{name} does not exist; setup.sh fetches the course's data")

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from advanced.experiments.cluster import ClusterError
 from advanced.experiments.models import Model
 from advanced.experiments.processes import Processes
 from advanced.experiments.results import (
@@ -30,7 +31,8 @@ from utils import UserError, warn
 class Runner:
     """left: returns the runs that are not done; called anew after each run. path: the file of results. work: a folder
     for weights while a run lasts. workers: runs at a time. kept: returns the keys of models that others will combine.
-    executor: computes the runs, and is shut down after the last; None: processes of this machine.
+    executor: computes the runs, with threads of its choice if the environment says none, and is shut down after the
+    last; None: processes of this machine.
 
     Raises `UserError` where the code differs from its commit, which every line of figures names.
     """
@@ -48,7 +50,8 @@ class Runner:
     ):
         self.left, self.model, self.path, self.work, self.kept = left, model, path, work, kept
         self.device, self.workers = device, workers
-        self.threads = _threads_of_environment() or max(1, (os.cpu_count() or 1) // workers)
+        here = max(1, (os.cpu_count() or 1) // workers)
+        self.threads = _threads_of_environment() or (here if executor is None else 0)
         self.commit = commit_of_code()
         if self.commit and self.commit.endswith(DIRTY):
             raise UserError("the code or a table differs from its last commit, which results name: commit it first")
@@ -88,10 +91,15 @@ class Runner:
             self.running[self.executor.submit(compute_trial, trial, model, *how)] = trial, locks
 
     def finish(self, future: Future) -> None:
-        """Keep the figures of a run, and give up its locks; a process may then take it if its line is not written."""
+        """Keep the figures of a run, and give up its locks; a process may then take it if its line is not written.
+
+        Raises the `ClusterError` that ended the run.
+        """
         trial, locks = self.running.pop(future)
         with locks:
             key, error = trial.key(self.model), future.exception()
+            if isinstance(error, ClusterError):
+                raise error
             if error is None and future.result()["key"] != key:
                 error = UserError("its files have changed since the grid began")
             if error is None:
