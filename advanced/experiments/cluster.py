@@ -6,7 +6,6 @@ to it, and it keeps them by their checksums. Each run has a folder of its own, i
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 import os
@@ -64,8 +63,10 @@ class Cluster(ThreadPoolExecutor):
         try:
             self.client = Client(address, timeout=CONNECT_SECONDS)
             self.client.wait_for_workers(1, timeout=CONNECT_SECONDS)
-        except (OSError, ValueError, asyncio.TimeoutError) as error:
-            raise ClusterError(f"--cluster {address}: no scheduler with a worker answers: {error}") from None
+            self.client.run(commit_of_code)  # a worker that cannot import this program would end when it got a run
+        except Exception as error:  # of several classes, and those of workers as texts
+            usable = "no scheduler answers that has workers with this program"
+            raise ClusterError(f"--cluster {address}: {usable}: {error}") from None
         self.address, self.sending = address, Lock()
         self.workers = workers or sum(self.client.nthreads().values())
         super().__init__(self.workers)
@@ -84,8 +85,6 @@ class Cluster(ThreadPoolExecutor):
                 if not isinstance(answer, Lacking):
                     return answer
                 self._send(answer, paths)
-        except ImportError as error:
-            raise ClusterError(f"a worker cannot import this program: {error}") from None
         except Exception as error:
             if isinstance(error, CancelledError) or self.client.status != "running":
                 raise ClusterError(f"the scheduler {self.address} went away; the same command goes on later") from None

@@ -124,17 +124,26 @@ def test_where_no_scheduler_is_one_line_says_so(
     distributed: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, address: str
 ):
     monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.2)
-    with pytest.raises(ClusterError, match=f"^--cluster {address}: no scheduler with a worker answers: ."):
+    with pytest.raises(ClusterError, match=f"^--cluster {address}: no scheduler answers that .*: ."):
         Cluster(address)
 
 
-def test_a_scheduler_without_workers_is_none(distributed: Any, monkeypatch: pytest.MonkeyPatch):
-    def waits(client: Answers, fewest: int, timeout: float) -> None:
-        raise asyncio.TimeoutError(f"Only 0/{fewest} workers arrived")
+@pytest.mark.parametrize(
+    ("method", "error", "said"),
+    [
+        ("wait_for_workers", asyncio.TimeoutError("Only 0/1 workers"), "program: Only 0/1 workers"),
+        ("imported", Exception("ModuleNotFoundError: no advanced"), "program: ModuleNotFoundError: no advanced"),
+    ],
+)
+def test_a_scheduler_without_workers_that_can_compute_is_an_error(
+    distributed: Any, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception, said: str
+):
+    def fails(*given: object, **how: object) -> None:
+        raise error
 
-    monkeypatch.setattr(Answers, "wait_for_workers", waits)
+    monkeypatch.setattr(Answers, method, fails)
     monkeypatch.setattr(distributed, "Client", Answers([], []))
-    with pytest.raises(ClusterError, match="^--cluster tcp://x: no scheduler with a worker answers: Only 0/1 workers"):
+    with pytest.raises(ClusterError, match=f"^--cluster tcp://x: no scheduler answers that .* {said}$"):
         Cluster("tcp://x")
 
 
@@ -149,6 +158,9 @@ class Answers:
 
     def wait_for_workers(self, fewest: int, timeout: float) -> None:
         pass
+
+    def imported(self) -> dict:
+        return {}
 
     def nthreads(self) -> dict[str, int]:
         return {"w": 2, "v": 1}
@@ -165,7 +177,9 @@ class Answers:
             raise answer
         return answer
 
-    def run(self, function: Callable, first: object, *more: object, workers: list[str], on_error: str) -> dict:
+    def run(self, function: Callable, *given: object, workers: list[str] | None = None, **how: object) -> dict:
+        if workers is None:
+            return self.imported()
         self.asked.append((function.__name__, workers))
         answer = self.functions.pop(0)
         return {} if answer == "gone" else {workers[0]: answer}
@@ -187,7 +201,6 @@ LACKS, DONE = Lacking("w", [DIGEST]), {"key": "k"}
         ([LACKS], [[DIGEST], UserError("a file has changed")], (UserError, "a file has changed")),
         ([UserError("the loss is nan")], [], (UserError, "^the loss is nan$")),
         ([CancelledError()], [], (ClusterError, "the scheduler tcp://x went away")),
-        ([ModuleNotFoundError("No module named 'advanced'")], [], (ClusterError, "cannot import .* 'advanced'")),
     ],
 )
 def test_a_worker_is_sent_what_it_lacks_and_errors_are_of_the_run_or_of_the_cluster(
