@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from conftest import SENTENCES
+from conftest import SENTENCES, slow_among
 from torch import nn
 
 from advanced import METHODS, choose, named_files
@@ -221,7 +221,7 @@ WITHIN = pytest.param(True, id="within an epoch", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("is_within", [pytest.param(False, id="after an epoch"), WITHIN])
-@pytest.mark.parametrize("names", [*TRAINED, *REQUIRED_PAIRS])
+@pytest.mark.parametrize("names", [*TRAINED, *slow_among(REQUIRED_PAIRS, REQUIRED_PAIRS[1:])])
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(laboratory: Laboratory, names: str, is_within: bool):
     undisturbed = laboratory.assemble(laboratory.plan(names))
     checkpointer = laboratory.checkpointer(undisturbed)

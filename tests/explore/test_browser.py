@@ -394,6 +394,7 @@ def test_a_picture_of_the_documentation_is_what_the_page_shows(documented: Calla
     assert [width, height] == size and different < 20
 
 
+@pytest.mark.slow
 def test_every_picture_of_the_documentation_is_a_described_section(page: Browser):
     assert {*PICTURED.values()} == {path.stem for path in (ROOT / "docs" / "looking").iterdir()}
     assert all(len(words) > 30 and page.value(f"!byId('{name}').hidden") for words, name in PICTURED.items())

@@ -352,6 +352,7 @@ def test_ctrl_c_ends_it(tmp_path: Path):
         assert process.wait(30) == 0 and process.stderr.read() == "ended\n"
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken(server: LiveServer):
     with pytest.raises(UserError, match=f"--serve {server.server_port}: cannot listen"):
         LiveServer(server.server_port)

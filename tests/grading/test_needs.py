@@ -56,7 +56,7 @@ def test_imports_are_followed(check_files, code, absent):
 def test_large_modules_are_not_parsed(check, folder):
     code = "import training\n".ljust(needs.MAX_MODULE, "#")
     (folder / "llama.py").write_text(code)
-    only_problem(check(entries_of(folder)), "training.py (llama.py line 1)")
+    only_problem(check(entries_of(folder)), "training (llama.py line 1)")
     (folder / "llama.py").write_text(code + "#")
     report = check(entries_of(folder))
     assert report.wrong == [] and "too large" in beside(report)[0] and "llama.py" in beside(report)[0]

@@ -113,7 +113,7 @@ def test_missing_files_are_named_and_nothing_is_written(create, folder):
     ((0, 1, 2, 3), []), ((), []), ((0, 1), []), ((2, 3), []),  # of SST alone, of CFIMDB alone
     ((0,), [1]), ((1,), [0]), ((0, 1, 3), [2]), ((0, 2), [1, 3]),
 ])  # fmt: skip
-@pytest.mark.parametrize("edition", ["ucsc", "cmu2025"])
+@pytest.mark.parametrize("edition", ["ucsc", pytest.param("cmu2025", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("feedback", [True, False])
 def test_advanced_outputs_are_optional_and_half_a_data_set_earns_a_warning(
     tmp_path, data_dir, kept, missing, edition, feedback
