@@ -135,3 +135,11 @@ def test_the_first_table_of_the_readme_names_every_method():
     page = (ROOT / "advanced" / "README.md").read_text(encoding="utf-8")
     table = page.partition("| method | pooled |")[2].partition("\n\n")[0]
     assert {*ALL_METHODS} <= {*re.findall(r"`([a-z0-9-]+)`", table)}
+
+
+def test_a_method_without_a_figure_says_so():
+    page = (ROOT / "advanced" / "README.md").read_text(encoding="utf-8")
+    clauses = re.findall(r"[;|]([^;|\n]*) (?:is|are) not measured", page)
+    not_known = {name for clause in clauses for name in re.findall(r"`([a-z0-9-]+)`", clause)}
+    table = unwrapped("\n".join(lines_of())).partition("\n\n")[0].splitlines()[1:]
+    assert {line.split()[0] for line in table if "not measured" in line} == not_known & METHODS.keys() != set()
