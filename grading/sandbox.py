@@ -191,7 +191,9 @@ def of_set_up(site: str) -> list[Path]:
     allowed = INSTALLED.union(*(edition.libraries for edition in EDITIONS.values()))
     entries, needs, wanted = {}, {}, []
     for each in distributions(path=[site]):
-        name = _plain(each.metadata["Name"] or "")  # "": what an interrupted pip leaves
+        if not (each.read_text("METADATA") or each.read_text("PKG-INFO")):
+            continue  # what an interrupted pip leaves
+        name = _plain(each.metadata["Name"])
         entries[name] = {file.parts[0] for file in each.files or ()}
         needs[name] = [_plain(one) for one in each.requires or () if "extra ==" not in one]
         wanted += [name] if allowed & {_module(entry) for entry in entries[name]} else []

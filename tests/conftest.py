@@ -60,9 +60,8 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Of `-n auto`: one more than processors, because a quarter of the time tests wait for processes that they have
-    started; at most 4, because each takes a gigabyte."""
-    return min((os.cpu_count() or 1) + 1, 4)
+    """Of `-n auto`: PyTorch in each takes half a gigabyte, and some tests start processes of their own."""
+    return min(os.cpu_count() or 1, 4)
 
 
 @pytest.fixture(scope="session", autouse=True)
