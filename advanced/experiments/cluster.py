@@ -66,7 +66,7 @@ class Cluster(ThreadPoolExecutor):
             self.client.run(commit_of_code)  # a worker that cannot import this program would end when it got a run
         except Exception as error:  # of several classes, and those of workers as texts
             usable = "no scheduler answers that has workers with this program"
-            raise ClusterError(f"--cluster {address}: {usable}: {error}") from None
+            raise ClusterError(f"--cluster {address}: {usable}: {str(error) or type(error).__name__}") from None
         self.address, self.sending = address, Lock()
         self.workers = workers or sum(self.client.nthreads().values())
         super().__init__(self.workers)

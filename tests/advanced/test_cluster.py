@@ -132,6 +132,7 @@ def test_where_no_scheduler_is_one_line_says_so(
     ("method", "error", "said"),
     [
         ("wait_for_workers", asyncio.TimeoutError("Only 0/1 workers"), "program: Only 0/1 workers"),
+        ("wait_for_workers", asyncio.TimeoutError(), "program: TimeoutError"),  # an error without words
         ("imported", Exception("ModuleNotFoundError: no advanced"), "program: ModuleNotFoundError: no advanced"),
     ],
 )
