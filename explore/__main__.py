@@ -73,10 +73,11 @@ def check_args(args: Namespace) -> None:
         return
     if Path(args.model).is_dir() and not Path(args.model, "config.json").is_file():
         raise UserError(f"{args.model} is a folder without {FILE} or config.json: neither a run nor a model")
-    for flag in ("model", "beside", "data"):
-        if (name := getattr(args, flag)) is not None and not (flag != "data" and Path(name).is_dir()):
-            what, how = "MODEL" if flag == "model" else f"--{flag}", (hub_hint(name), find_checkpoint)
-            setattr(args, flag, input_file(what, name, *(() if flag == "data" else how)))
+    for flag, what in (("model", "MODEL"), ("beside", "--beside")):
+        if (name := getattr(args, flag)) is not None and not Path(name).is_dir():
+            setattr(args, flag, input_file(what, name, hub_hint(name), find_checkpoint))
+    if args.data is not None:
+        args.data = input_file("--data", args.data)
     if args.run is not None and not is_run(args.run):
         raise UserError(f"--run {args.run} is neither a folder with {FILE} nor a file of results (.jsonl)")
     inputs = (args.model, args.beside, args.data, args.run)

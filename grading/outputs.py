@@ -86,7 +86,9 @@ def _check_output(
 ) -> None:
     """Line format and labels, then lines, sentences and accuracy against the data if it is there."""
     rows = [_read_line(line) for line in lines]
-    if other := _other_source(rows, dataset, split, rules):
+    path = rules.find(f"{dataset}-{split}.txt")
+    data = create_data(path, is_test=True) if path else []  # any split may have its labels withheld
+    if not (data and _are_of(rows, data)) and (other := _other_source(rows, path, split, rules)):
         said = f"{name}: its sentences are those of {other}"
         said += f": {NO_SUBMISSION}" if other.startswith("films-") else ""
         report.findings.append(Finding(said, "E018-misnamed", name))
@@ -104,12 +106,10 @@ def _check_output(
         said = f"{name}: every sentence ends in the course's prompt: a prompting output, misnamed"
         report.findings.append(Finding(said, "E018-misnamed", name))
         kind = "prompting"
-    path = rules.find(f"{dataset}-{split}.txt")
     if path is None:
         said = f"no {dataset}-{split}.txt here: its outputs are not compared with the data (give --data DIR)"
         report.findings += [Finding(said, "E045-no-data")] if said not in report.findings else []
         return
-    data = create_data(path, is_test=True)  # any split may have its labels withheld
     if len(rows) != len(data):
         said = f"{name}: {len(rows)} lines, but {path.name} has {len(data)}"
         report.findings.append(Finding(said, "E014-lines", name, min(len(rows), len(data)) + 1, len(data), len(rows)))
@@ -130,18 +130,17 @@ def _outside_band(name: str, dataset: str, reference: float | None, score: Score
     return [Finding(said, code, name, 0, f"{reference:.3f}", f"{accuracy:.3f}")]
 
 
-def _other_source(rows: list[LabelledLine | None], dataset: str, split: str, rules: Rules) -> str:
+def _other_source(rows: list[LabelledLine | None], own: Path | None, split: str, rules: Rules) -> str:
     """The name of another data file (or of one of the films data set) with the sentences of these outputs; or ""."""
-    own, films = rules.find(f"{dataset}-{split}.txt"), find_asset(Path("data", f"films-{split}.txt"))
-    if own and _are_of(rows, own):
-        return ""
+    films = find_asset(Path("data", f"films-{split}.txt"))
     paths = [films, *(rules.find(f"{data}-{part}.txt") for data in LABEL_NAMES for part in ("dev", "test"))]
-    return next((path.name for path in paths if path and path != own and _are_of(rows, path)), "")
+    others = (path for path in paths if path and path != own)
+    return next((path.name for path in others if _are_of(rows, create_data(path, is_test=True))), "")
 
 
-def _are_of(rows: list[LabelledLine | None], path: Path) -> bool:
+def _are_of(rows: list[LabelledLine | None], data: list[LabelledLine]) -> bool:
     """Whether most lines have the sentence of the same line of a data file."""
-    pairs = list(zip(rows, create_data(path, is_test=True), strict=False))
+    pairs = list(zip(rows, data, strict=False))
     return 2 * sum(row is not None and row.sentence.startswith(gold.sentence) for row, gold in pairs) > len(pairs)
 
 
