@@ -31,7 +31,7 @@ from fast.compact import keep_freed_memory
 from fast.last_position import read_one_position
 from fast.layers import FEED_FORWARD_CHECK, RMS_NORM_CHECK, FusedFeedForward, FusedRMSNorm, swiglu
 from fast.linear import Bf16Linear, Int4Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear, has_onednn
-from fast.measure import FEW_ROWS, HIDDEN, MEASURED, PRODUCTS_OF_LLAMAS, ROWS, WIDTH, Products, fastest
+from fast.measure import FEW_ROWS, HIDDEN, MEASURED, PRODUCTS_OF_LLAMAS, ROWS, WHOLE_TEXT, WIDTH, Products, fastest
 from fast.plan import LLAMA_KERNELS, KernelPlan, apply_plan, pass_on_bf16, plan_linears, plan_parts, take_away_kernels
 from llama import Attention, FeedForward, Llama, RMSNorm
 
@@ -129,7 +129,9 @@ def _plan_other(plan: KernelPlan, module: nn.Module, planner: ModuleType, purpos
 
 def _plan_llamas(plan: KernelPlan, llamas: list[Llama], purpose: Purpose) -> list[Choice]:
     """The chosen kernels for the modules of every Llama."""
-    products = FEW_ROWS if purpose.generates and not purpose.trains else PRODUCTS_OF_LLAMAS
+    products = PRODUCTS_OF_LLAMAS
+    if purpose.generates and not purpose.trains:
+        products = FEW_ROWS if any(llama.config.is_causal for llama in llamas) else WHOLE_TEXT
     linear, layers, attention = choose_linear(purpose, products), choose_layers(purpose), choose_attention(purpose)
     linears = _linear_kernel(linear.kernel, purpose, products)
     for llama in llamas:
@@ -306,7 +308,7 @@ def _attention_in_training() -> tuple[str, str]:
 
 def measure_all() -> None:
     """Measure everything now, so that no later run has to wait for it."""
-    products = (_packs, partial(_packs, FEW_ROWS), _in_training) if has_onednn() else ()
+    products = (_packs, partial(_packs, FEW_ROWS), partial(_packs, WHOLE_TEXT), _in_training) if has_onednn() else ()
     layers = (_layers,) if RMS_NORM_CHECK.holds() else ()
     for measure in (*products, _bf16, _attention_in_bf16, _attention_in_training, *layers):
         measure()

@@ -1,9 +1,9 @@
 """Decoders: objects that generate the same text as a model, sooner.
 
 A decoder computes next-token logits in the place of a model, as `continue_texts`'s argument `next_logits`. Compiled
-loops continue up to 32 texts at once if they are installed, agree with llama.py and save time. Of a bidirectional
-model the last layer computes one position only. The model itself does the rest: prompts, more texts together, a window
-that slides.
+loops continue up to 32 texts at once if they are installed, agree with llama.py and save time. A bidirectional model
+reads the whole text anew for every token (`fast/whole_text.py`). The model itself does the rest: prompts, more texts
+together, a window that slides.
 
 Shapes:  b texts   s positions   v vocabulary
 """
@@ -24,10 +24,11 @@ from engine.decoding import continue_texts, logits_after
 from engine.equivalence import EquivalenceCheck, notice
 from fast import compiled, last_position
 from fast.apply import Choice
-from fast.attention import scores_check
+from fast.attention import MOST_LANES, scores_check
 from fast.compiled import LOAD_SECONDS, NotReady
 from fast.layers import FEED_FORWARD_CHECK, RMS_NORM_CHECK
 from fast.plan import kinds_of, what_changed_in
+from fast.whole_text import WholeTextEngine, is_in_float32, whole_text_check
 from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def decoder(llama: Llama, precision: str = "fp32", *, tokens: int | None = None)
     if device.type == "cpu" and (reason := _why_plain(llama)):
         return WatchedDecoder(llama, Choice(PART, "plain", reason))
     if device.type == "cpu" and not llama.config.is_causal:
-        return LastPositionDecoder(llama, Choice(PART, "last position", ANEW))
+        return WholeTextDecoder(llama, Choice(PART, "whole text", ANEW))
     if choice.kernel == "numba" and (reason := _why_no_loops_for(llama, precision, tokens)):
         choice = Choice(PART, "plain", reason)
     return LoopDecoder(llama, choice, precision) if choice.kernel == "numba" else WatchedDecoder(llama, choice)
@@ -143,21 +144,41 @@ class WatchedDecoder(decoding.Decoder):
         return continue_texts(self.llama, idx, max_new_tokens, temperature, **settings)
 
 
-class LastPositionDecoder(WatchedDecoder):
-    """Continues texts of a bidirectional model, whose last layer then gives one position, while that agrees with it."""
+class WholeTextDecoder(WatchedDecoder):
+    """Continues texts of a bidirectional model, which reads a text anew for every token, while that agrees with it.
+
+    In float32 an engine reads its weights; else its own layers compute, the last one at one position.
+    """
+
+    def __init__(self, llama: Llama, choice: Choice):
+        super().__init__(llama, choice)
+        self._kinds: list[type] | None = None  # of the model that the engine was made of
+        self._engine: WholeTextEngine | None = None
 
     def _generate(
         self, idx: torch.Tensor, max_new_tokens: int, temperature: float, settings: dict[str, Any]
     ) -> torch.Tensor:
         if self._may_compute():
-            settings["next_logits"] = lambda idx, cache: last_position.next_logits(self.llama, idx)
+            settings["next_logits"] = self._next_logits
         return super()._generate(idx, max_new_tokens, temperature, settings)
 
     def _may_compute(self) -> bool:
         llama = self.llama
-        if _computes_otherwise(llama) or _is_changed(llama, "every position of the last layer is computed"):
+        if _computes_otherwise(llama) or _is_changed(llama, "text is generated as the model is written"):
             return False
-        return last_position.agrees(llama)
+        if self._kinds != kinds_of(llama):
+            self._kinds, self._engine = kinds_of(llama), WholeTextEngine(llama) if is_in_float32(llama) else None
+        if self._engine is None:
+            return last_position.agrees(llama)
+        return whole_text_check(tuple(vars(llama.config).items())).holds()
+
+    def _next_logits(self, idx: torch.Tensor, cache: KVCache | None) -> torch.Tensor:
+        """As `decoding.logits_after`. idx: b s -> b v"""
+        if self._engine is None:
+            return last_position.next_logits(self.llama, idx)
+        if min(idx.shape[1], self.llama.config.max_seq_len) < MOST_LANES:  # PyTorch's kernel may hide NaN
+            return logits_after(self.llama, idx)
+        return self._engine.next_logits(idx)
 
 
 class LoopDecoder(WatchedDecoder):

@@ -211,3 +211,7 @@ class Products(NamedTuple):
 PRODUCTS_OF_LLAMAS = Products()
 # Of a text that is generated, most layers are so small that what a kernel does before its product counts as well.
 FEW_ROWS = Products("float32 products of few rows", ((WIDTH, WIDTH),) * 4, rows=64)
+# Of a text that is computed anew for every token: queries, keys and values side by side, the feed-forward.
+WHOLE_TEXT = Products(
+    "float32 products of a whole text", ((3 * WIDTH, WIDTH), (HIDDEN, WIDTH), (WIDTH, HIDDEN)), rows=80
+)

@@ -53,7 +53,7 @@ from fast.attention import (
     trained_by_products,
 )
 from fast.compact import quantise_4, widened
-from fast.decode import OUTDATED, LastPositionDecoder, LoopDecoder, WatchedDecoder, choose_decoder
+from fast.decode import OUTDATED, LoopDecoder, WatchedDecoder, WholeTextDecoder, choose_decoder
 from fast.last_position import hidden_state_at
 from fast.layers import FusedFeedForward, FusedRMSNorm, _RMSNorm, _SwiGLU
 from fast.linear import (
@@ -175,7 +175,7 @@ def test_the_model_and_the_machine_decide_what_decodes(numba):
         (decoder(random_llama(attention="causal").double()), "float32 weights"),
     ):
         assert type(other) is WatchedDecoder and other.choice.kernel == "plain" and words in other.choice.reason
-    assert type(decoder(accelerated(random_llama()))) is LastPositionDecoder
+    assert type(decoder(accelerated(random_llama()))) is WholeTextDecoder
     assert choose_decoder(CUDA).kernel == "plain"
     for function in (decoder, accelerate):
         with pytest.raises(ValueError, match="fp64.*fp32, bf16, int8, int4"):
@@ -184,7 +184,7 @@ def test_the_model_and_the_machine_decide_what_decodes(numba):
 
 def test_the_last_layer_of_a_bidirectional_model_gives_one_position():
     """Its text is the model's; what is left out is the other positions' query, output and feed-forward."""
-    model, idx, new = random_llama(), torch.randint(0, 40, (2, 6)), 5
+    model, idx, new = random_llama(), torch.randint(0, 40, (2, 18)), 5
     operations, texts = [], []
     for each in (model, decoder(model)):
         each.generate(idx, 1, 0.0)  # compares kernels
