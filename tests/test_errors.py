@@ -396,6 +396,9 @@ def test_what_happens_to_long_sentences(tokenizer: Tokenizer) -> None:
     assert cut.token_ids[0] == [1, *ids][: 64 - len(suffix_ids)] + suffix_ids
     assert len(cut.token_ids[0]) == 64
     assert whole.too_long == cut.too_long == 1
+    just_fits = EncodingRules(max_seq_len=len(ids) + 1)
+    assert LlamaDataset(examples, tokenizer, just_fits).too_long == 0
+    assert LlamaDataset(examples, tokenizer, just_fits._replace(max_seq_len=len(ids))).too_long == 1
     assert whole.sentences == cut.sentences == [f"{sentence} {suffix}", f"a {suffix}"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from conftest import ROOT, random_llama
 
 import utils
 from convert.formats import whole
-from engine.storage import NameLock, forget_pages, load_tensors, save_tensors
+from engine.storage import NameLock, _is_in_file, forget_pages, load_tensors, save_tensors
 from engine.weights import load_llama_model
 from grading import programs
 from utils import UserError, atomic_write, host_name
@@ -155,6 +156,8 @@ def test_what_a_message_quotes_is_short_and_does_nothing_to_a_terminal():
     assert utils.printable("a film") == "a film" and utils.printable(Path("é/ü")) == "é/ü"
     for text in ("\x1b[31m", "a\nb", "\ud800", "\0" * 10**6, "x" * 10**6, "\u202e" * 200):
         assert utils.printable(text).isprintable() and len(utils.printable(text)) <= 100
+    assert utils.printable("x" * 100) == "x" * 100 != utils.printable("x" * 101)
+    assert utils.short_repr(2**127) == str(2**127) and utils.short_repr(2**128) == "a number of 129 bits"
     assert utils.one_line("--out é\x1b[2J\n\u202e: wrong") == "--out é\\x1b[2J \\u202e: wrong"
     names = ["b", "\x1b[2J", *"cdefghijklmn"]
     assert utils.join_names(names) == "b, '\\x1b[2J', c, d, e, f, g, h, i, j and 4 more"
@@ -168,6 +171,15 @@ def test_pages_of_a_file_are_forgotten_and_other_memory_is_not(tmp_path: Path):
         assert int(tensor.sum()) == 499999500000
         forget_pages(tensor)
         assert int(tensor.sum()) == 499999500000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what lies at an address")
+def test_a_file_that_is_mapped_to_its_end_is_known(tmp_path: Path):
+    size = 4 * mmap.PAGESIZE
+    (tmp_path / "numbers").write_bytes(bytes(size))
+    mapped = torch.from_file(str(tmp_path / "numbers"), shared=False, size=size // 4)
+    first = mapped.data_ptr()
+    assert _is_in_file(first, first + size) and not _is_in_file(first, first + size + 1)
 
 
 # ------------------------------------------------------------------------------------------ temporary files, locks

@@ -32,6 +32,15 @@ def test_special_ids(tokenizer: Tokenizer):
     assert tokenizer.n_words == tokenizer.sp_model.vocab_size()
 
 
+def test_the_special_tokens_may_be_the_first_pieces(tmp_path: Path):
+    ids = {"bos_id": 0, "eos_id": 1, "unk_id": 2}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a warm film"]), model_prefix=str(tmp_path / "a"), vocab_size=11, minloglevel=2, **ids
+    )
+    tokenizer = Tokenizer(None, tmp_path / "a.model")
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (0, 1) and tokenizer.encode("a", bos=True, eos=True)[0] == 0
+
+
 def test_max_len_counts_no_special_tokens(tiny_tokenizer: Path):
     whole = Tokenizer(None, tiny_tokenizer).encode(TEXT, bos=True, eos=True)
     cut = Tokenizer(5, tiny_tokenizer).encode(TEXT, bos=True, eos=True)

@@ -9,7 +9,7 @@ import torch
 from conftest import choosing, random_llama
 
 import engine.decoding
-from engine.decoding import continue_texts, penalize_repeats, sample_next, truncate
+from engine.decoding import Sampling, continue_texts, penalize_repeats, sample_next, truncate
 from utils import UserError
 
 TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33], [1, 45, 8, 260, 3, 3, 3]])
@@ -24,6 +24,17 @@ def test_min_p_keeps_what_transformers_keeps():
         kept = truncate(logits.softmax(-1), min_p=min_p)
         torch.testing.assert_close(kept / kept.sum(-1, keepdim=True), theirs)
     assert 1 < (truncate(logits.softmax(-1), min_p=0.1) > 0).sum(-1).float().mean() < 10
+
+
+@pytest.mark.parametrize("name, refused, taken", [
+    ("temperature", -0.1, 0.0), ("temperature", math.inf, 1e30), ("top_k", 0, 1), ("top_p", 0.0, 1e-9),
+    ("top_p", 1.1, 1.0), ("min_p", -0.1, 0.0), ("min_p", 1.1, 1.0), ("epsilon", -0.1, 0.0), ("epsilon", 1.0, 0.9),
+    ("repetition_penalty", 0.0, 1e-9), ("repetition_penalty", math.inf, 1e30),
+])  # fmt: skip
+def test_the_ends_of_each_range(name: str, refused: float, taken: float):
+    assert getattr(Sampling(**{name: taken}), name) == taken
+    with pytest.raises(ValueError, match=f"{name}={refused}"):
+        Sampling(**{name: refused})
 
 
 def test_epsilon_after_other_limits_keeps_what_transformers_keeps():

@@ -111,6 +111,7 @@ def test_a_locator_of_zip64_that_lies_is_refused(check, folder):
     assert check(payload).wrong == []
     at = payload.rindex(b"PK\6\7") + 8
     only_problem(check(payload[:at] + struct.pack("<Q", 5) + payload[at + 8 :]), "not what its end says")
+    assert check(forge(wide_end=list)).wrong == check(forge()).wrong  # of no file at all, which is no damage
 
 
 def streamed(content, form):

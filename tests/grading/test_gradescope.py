@@ -247,6 +247,7 @@ def test_a_mistake_costs_the_points_of_its_own_part(quick: Callable, base: Path,
     found = quick()
     points = {test["name"]: round(test["score"], 2) for test in found["tests"]}
     assert (points["RMSNorm"], points["layer"], points["sampling"]) == (0, 11.67, 0)
+    assert found["score"] == 51.67  # 20 for files and outputs, 20 for accuracies, with two digits
     (layer,) = [test for test in found["tests"] if test["name"] == "layer"]
     assert layer["output"] == f"{needs}\nBy itself it is right." and found["output"] == "Begin with: RMSNorm."
 

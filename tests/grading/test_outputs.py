@@ -134,8 +134,10 @@ def test_a_text_that_continues_another_prompt_is_a_warning(create, folder):
     path = folder / "generated-sentence-temp-0.txt"
     path.write_text(f"\n  {TEXT_PROMPT.replace('. ', '.' + chr(10))} so bad")  # white space does not matter
     assert beside(create()) == []
-    path.write_text("Once upon a time")
-    assert beside(create()) == [f"{path.name} does not begin with the assignment's prompt: {TEXT_PROMPT}"]
+    path.write_text(text := "Once upon a time " * 10)
+    (found,) = beside(create())
+    assert found == f"{path.name} does not begin with the assignment's prompt: {TEXT_PROMPT}"
+    assert found.got == text[:100]
 
 
 def test_a_text_in_a_code_page_is_decoded_and_noted(create, folder):

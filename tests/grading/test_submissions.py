@@ -399,7 +399,7 @@ def test_command_line_status_0_and_1(folder, data_dir):
 @pytest.mark.parametrize("arguments", [
     [], ["{dir}"], ["{dir}", "a/b"], ["nowhere", "alice"], ["/dev/null", "alice"],
     ["{dir}", "alice", "--data", "nowhere"], ["{dir}", "alice", "--edition", "x"],
-    *(["{dir}", "alice", "--size_limit", size] for size in ("nan", "-1", "1_0")),
+    *(["{dir}", "alice", "--size_limit", size] for size in ("nan", "0", "1_0")),
     ["{dir}", "alice", "--out", "x.txt"], ["{dir}", "alice", "--out", "no/x.zip"],
     ["{dir}/llama.py", "alice", "--force"], ["{dir}", "alice", "--id_pattern", "("],
 ])  # fmt: skip
