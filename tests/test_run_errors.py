@@ -396,6 +396,7 @@ FIELDS = {  # one wrong field, the file being whole
     "a step size": lambda point: point["optimizer"]["param_groups"][0].update(lr=5.0),
     "a moment's shape": lambda point: point["optimizer"]["state"][0].update(m=torch.zeros(3)),
     "a moment's type": lambda point: point["optimizer"]["state"][0].update(v=torch.zeros(300, 32).half()),
+    "half a step": lambda point: point["optimizer"]["state"][0].update(step=1.5),
     "a count": lambda point: point["optimizer"]["state"][0].update(step=-4),
     "a figure's type": lambda point: point["history"][0].update(dev_score="0.5"),
     "a figure": lambda point: point["history"][0].update(dev_score=50.0),

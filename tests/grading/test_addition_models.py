@@ -191,6 +191,12 @@ def test_a_file_that_holds_code_is_not_obeyed(tmp_path: Path):
     assert not (tmp_path / "called").exists()
 
 
+def test_heads_that_fit_nothing_are_told():
+    for rows, dim, n_heads in ((0, 0, 1), (0, 8, 2), (8, 8, 3), (8, 6, 2), (6, 8, 2), (16, 8, 2)):
+        with pytest.raises(Unfit, match=f"{n_heads} heads, which do not fit its {dim} and {rows} rows"):
+            continued({"layers.0.attention.compute_key.weight": torch.zeros(rows, dim)}, n_heads, [])
+
+
 @pytest.mark.parametrize("dim, n_layers", [(8, 1), (24, 2)])
 def test_a_model_here_writes_what_llama_py_writes(dim: int, n_layers: int):
     model = llama_of(shape_of(dim, n_layers)).eval()

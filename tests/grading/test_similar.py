@@ -14,7 +14,7 @@ from error_helpers import check_one_error
 
 from grading import similar
 from grading.programs import run_main
-from grading.similar import THRESHOLDS, plain
+from grading.similar import THRESHOLDS, Pair, all_pairs, plain
 
 HOLES = {"_norm", "compute_query_key_value_scores", "forward", "generate", "apply_rotary_emb", "step", "_update",
          "_rotate_pairs"}  # fmt: skip
@@ -212,6 +212,19 @@ def test_large_files_links_and_what_macos_adds_are_not_read(tmp_path):
     (tmp_path / "optimizer.py").symlink_to("/etc/passwd")
     (tmp_path / "llama.py").write_text("high")
     assert similar.read_sources(tmp_path) == {"llama.py": "high", "optimizer.py": "deep"}
+
+
+def test_the_most_alike_come_first_and_equal_ones_by_name():
+    shares = {("b", "c"): 0.5, ("a", "c"): 0.9, ("a", "b"): 0.5}
+
+    class Shares:
+        def pair(self, file, first, second):
+            return Pair(file, shares[first[0], second[0]], first[0], second[0], ())
+
+    pairs = all_pairs(Shares(), {"y.py": dict.fromkeys("abc"), "x.py": dict.fromkeys("ab")}, {})
+    assert [(pair.file, pair.first + pair.second) for pair in pairs] == [
+        ("y.py", "ac"), ("x.py", "ab"), ("y.py", "ab"), ("y.py", "bc")
+    ]  # fmt: skip
 
 
 def test_docstrings_are_left_out():

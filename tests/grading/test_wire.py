@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from grading import wire
+from grading.answers import slopes_of
 from grading.student_process import short_repr
 
 TENSORS = {
@@ -105,3 +106,10 @@ def test_text_of_the_process_is_one_short_line_without_verdicts():
     assert (
         short_repr("4 arguments were passed to a correct function") == "4 arguments were passed to a correct function"
     )
+
+
+def test_slopes_of_two_outputs_that_share_a_step():
+    x = torch.tensor([0.5, -1.0], dtype=torch.float64)
+    weighted = torch.cos(torch.arange(2)) * x.exp()  # the gradient of exp(x), weighted as the answers are
+    found = slopes_of(lambda x: ((y := x.exp()), 2 * y), [x])
+    torch.testing.assert_close(found, [weighted, 2 * weighted], check_dtype=False, atol=1e-6, rtol=1e-6)

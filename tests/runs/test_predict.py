@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import io
 import json
 import os
+import queue
 import re
 import shutil
 import signal
@@ -18,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -301,6 +304,13 @@ def test_a_line_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(streams, "MOST_BYTES", 1 << 20)
     with pytest.raises(UserError, match="^/dev/zero has a line of more than 1 MiB"):
         list(tables.read_sentences("/dev/zero"))
+
+
+def test_an_error_of_the_system_ends_the_reading():
+    pieces: queue.Queue[bytes | OSError] = queue.Queue()
+    broken = SimpleNamespace(read=mock.Mock(side_effect=[b"first\n", OSError(errno.EIO, "Input/output error")]))
+    streams._read_pieces(broken, pieces)
+    assert pieces.get_nowait() == b"first\n" and pieces.get_nowait().errno == errno.EIO and pieces.empty()
 
 
 def test_a_pipe_that_pauses_within_a_line_is_read_as_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
