@@ -87,7 +87,8 @@ def check_format(path: str | os.PathLike) -> None:
     """
     if why := OTHER_FORMATS.get(ending_of(path)):
         raise UserError(f"{path}: {why}; files with columns end in {', '.join(FORMATS)}")
-    if not has_columns(path) and os.path.isfile(path) and (found := _columns_in(os.fspath(path))):
+    is_file = path != STANDARD_INPUT and os.path.isfile(path)
+    if is_file and not has_columns(path) and (found := _columns_in(os.fspath(path))):
         how = f"named {found[0]} they are read as columns, see --text-column; as texts, from standard input (-)"
         raise UserError(f"{path}: every line {found[1]}; {how}")
 
