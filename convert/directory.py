@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from engine.storage import DAMAGED, load_tensors
+from engine.storage import DAMAGED, SURROGATE, load_tensors
 from utils import UserError, atomic_write, join_names, read_text, short_repr, shorten, warn
 
 if TYPE_CHECKING:
@@ -159,9 +159,9 @@ def bare_name(name: str) -> str:
 
 
 def _read_safetensors(file: Path) -> State:
-    read = safetensors().load_file
-    try:
-        return read(file)
+    library = safetensors()
+    try:  # it opens no file whose name is not UTF-8
+        return library.load(file.read_bytes()) if SURROGATE.search(str(file)) else library.load_file(file)
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror or error}") from None
     except Exception:  # of several unrelated classes, by what is damaged

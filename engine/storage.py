@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import struct
 import warnings
 import zipfile
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 ZIP_START, PICKLE_START = b"PK\x03\x04", b"\x80"
 LOCAL_HEADER = struct.Struct("<26xHH")  # of an entry of a zip file: the lengths of its name and of its extra field
 THREAD_WORTH = 16_000_000  # bytes whose checksums take longer than starting a thread on a busy machine
+SURROGATE = re.compile("[\ud800-\udfff]")  # a byte of a name that is not text in this locale
 DAMAGED = "it is not a PyTorch checkpoint, or it is truncated or damaged"
 
 
@@ -52,6 +54,7 @@ def load_tensors(path: str | os.PathLike, *, mmap: bool = True, warns: bool = Tr
 
     `weights_only=True` never runs code from the file, and every checksum in it is verified. mmap: map files in the zip
     format into memory, so that a tensor is read from disk when it is used; not for tensors that outlive the file.
+    (PyTorch maps no file whose name is not UTF-8: it is read.)
     warns: warn if the file has no checksums. Raises `UserError` if the file is missing, damaged, or has other content.
     """
     import torch
@@ -63,9 +66,10 @@ def load_tensors(path: str | os.PathLike, *, mmap: bool = True, warns: bool = Tr
             if not is_zip and not start.startswith(PICKLE_START):
                 raise Damaged(DAMAGED)  # a web page, for example
             has_checksums = is_zip and verify_archive(file)
+        is_mapped = mmap and is_zip and not SURROGATE.search(str(path))
         with warnings.catch_warnings():  # torch.load's warnings about such files would appear beside our one line
             warnings.simplefilter("ignore")
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and is_zip)
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist{hub_hint(path)}") from None
     except OSError as error:

@@ -30,7 +30,7 @@ def write_page(path: str, content: Mapping[str, Any], weights: bytes | None = No
     content: plain values, see `inspected`, `trained` and `live`. weights: of a live page. Raises `UserError` if the
     page would be too large.
     """
-    page = render(content, weights).encode()
+    page = render(content, weights).encode(errors="replace")  # the name of a file may be no text
     most, remedy = (
         (MAX_PAGE_BYTES, "give fewer or shorter texts") if weights is None else (MAX_LIVE_BYTES, "use --serve")
     )

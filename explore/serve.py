@@ -164,7 +164,7 @@ def serve(open_model: Callable[[], tuple[InspectedModel, str]], port: int) -> No
         live = live_of(inspected, text, None) | {"address": f"/{server.secret}/ask"}
         live["classifier"] = None if inspected.classifier is None else {}
         content = {"model": inspected.facts(), "rope": page_of_rope(inspected.llama), "pieces": {}, "live": live}
-        server.page, server.answer = render(content).encode(), PageAnswers(inspected).answer
+        server.page, server.answer = render(content).encode(errors="replace"), PageAnswers(inspected).answer
         try:
             server.serve_forever()
         except KeyboardInterrupt:

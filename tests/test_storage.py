@@ -19,9 +19,11 @@ import torch
 from conftest import ROOT, random_llama
 
 import utils
+from convert.directory import read_file
 from convert.formats import whole
 from engine.storage import NameLock, _is_in_file, forget_pages, load_tensors, save_tensors
 from engine.weights import load_llama_model
+from explore.page import write_page
 from grading import programs
 from utils import UserError, atomic_write, host_name
 
@@ -48,6 +50,19 @@ def test_no_flipped_bit_changes_what_is_loaded(tmp_path: Path, capsys: pytest.Ca
         assert all(map(torch.equal, found, expected))
     assert refused > 0.8 * len(whole) / 37  # the rest fall on padding, dates and the like
     assert capsys.readouterr().err == ""
+
+
+def test_a_file_whose_name_is_no_text_is_read_and_written_as_any_other(tmp_path: Path):
+    """As a Latin-1 name is, and where the locale is C every name with other letters."""
+    path = Path(f"{tmp_path}/m\udcf6.pt")
+    save_tensors(path, CONTENT)
+    assert all(map(torch.equal, numbers(path), CONTENT["model"].values()))
+    safetensors = pytest.importorskip("safetensors.torch")
+    path.with_suffix(".safetensors").write_bytes(safetensors.save(CONTENT["model"]))
+    found = read_file(path.with_suffix(".safetensors"))
+    assert all(torch.equal(found[name], tensor) for name, tensor in CONTENT["model"].items())
+    write_page(str(path.with_suffix(".html")), {"model": {"name": path.name}})
+    assert "m?.pt" in path.with_suffix(".html").read_text("utf-8")
 
 
 def test_an_error_while_saving_is_raised_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
