@@ -170,6 +170,8 @@ class GGUFFile:
             yield
         except UserError:
             raise
+        except UnicodeDecodeError:
+            raise UserError(f"{self.path} is damaged: a name or a token in it is not UTF-8 text") from None
         except (ValueError, KeyError, EOFError, OverflowError, TypeError):
             raise UserError(f"{self.path} is damaged: what it declares does not fit its size") from None
 

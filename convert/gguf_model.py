@@ -185,8 +185,8 @@ def _llama3_scaling(factors: np.ndarray, said: Mapping[str, Any]) -> tuple:
 
 
 def _stop_ids(file: GGUFFile) -> tuple[int, ...]:
-    tokens = file.values.get("tokenizer.ggml.tokens")
-    declared = (file.values.get(f"tokenizer.ggml.{name}_token_id") for name in ENDS_BY_ID)
+    said = _of_tokenizer(file)
+    tokens, declared = said.get("tokens"), (said.get(f"{name}_token_id") for name in ENDS_BY_ID)
     by_text = (id for id, token in enumerate(tokens if isinstance(tokens, list) else ()) if token in ENDS_BY_TEXT)
     return tuple(dict.fromkeys(id for id in (*declared, *by_text) if type(id) is int))
 
@@ -194,9 +194,15 @@ def _stop_ids(file: GGUFFile) -> tuple[int, ...]:
 # ---------------------------------------------------------------------------------------------------------- tokenizer
 
 
-def _tokenizer_in(file: GGUFFile, max_len: int | None) -> JsonTokenizer:
-    path = file.path
+def _of_tokenizer(file: GGUFFile) -> dict[str, Any]:
+    """What is declared of the tokenizer; one of SentencePiece has llama.cpp's ids where the file leaves them out."""
     said = {name.removeprefix("tokenizer.ggml."): value for name, value in file.values.items()}
+    ids = {"unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2} if said.get("model") == "llama" else {}
+    return ids | said
+
+
+def _tokenizer_in(file: GGUFFile, max_len: int | None) -> JsonTokenizer:
+    path, said = file.path, _of_tokenizer(file)
     try:
         pieces, types = _tokens_of(said)
     except UserError as error:
@@ -259,7 +265,7 @@ def _added(pieces: Sequence[str], types: Sequence[int]) -> list[dict[str, Any]]:
 def _sentencepiece(said: Mapping[str, Any], pieces: list[str], types: list[int]) -> Built:
     """Pieces with scores: whatever pair makes the best piece is merged first."""
     scores = _one_each(said.get("scores"), len(pieces), "scores", 0.0)
-    ids = [said.get(f"{name}_token_id", default) for name, default in (("unknown", 0), ("bos", 1), ("eos", 2))]
+    ids = [said[f"{name}_token_id"] for name in ("unknown", "bos", "eos")]
     if not all(type(id) is int and 0 <= id < len(pieces) for id in ids):
         raise ValueError
     added = [

@@ -266,6 +266,7 @@ def test_other_architectures_and_factors_are_named(declared: Callable[..., Path]
         (b"GGUF\x01\x00\x00\x00" + bytes(100), "has version 1 of GGUF; known are 2 and 3"),
         (b"GGUF\x03\x00\x00\x00" + b"\xff" * 16, "is damaged"),
         (b"GGUF\x03\x00\x00\x00" + bytes(16), "architecture None"),
+        (b"GGUF\x03" + bytes(11) + b"\1" + bytes(7) + b"\1" + bytes(7) + b"\xff", "a name or a token in it is not UTF-8"),
     ],
 )
 def test_what_is_no_gguf_file_is_one_line(content: bytes, said: str, tmp_path: Path):
@@ -450,6 +451,19 @@ def test_empty_tokens_and_absent_scores_are_read_as_llama_cpp_reads_them(declare
     theirs = in_llama_cpp(path, vocab_only=True)
     for text in ("a", "ab", "cab abab", "[EMPTY_265]"):
         assert theirs.tokenize(text.encode(), special=True) == ours.encode(text, bos=True, eos=False)
+
+
+def test_ids_that_a_file_leaves_out_are_those_of_llama_cpp(declared: Callable[..., Path]):
+    """Also where it names one of bos and eos: the other is not the same."""
+    said = pieces_of_text(("ab", -1.0, 1))
+    for left_out in (("bos",), ("eos",), ("bos", "eos", "unknown")):
+        changes = {f"tokenizer.ggml.{name}_token_id": None for name in left_out}
+        path = declared(said | changes, {"token_embd.weight": np.zeros((264, 32), np.float32)})
+        llama, ours = load_llama(path)
+        assert (ours.bos_id, ours.eos_id, llama.stop_ids) == (1, 2, (2,))
+        assert ours.encode("a", bos=True, eos=False)[0] == 1
+    theirs = in_llama_cpp(path, vocab_only=True)
+    assert (theirs.token_bos(), theirs.token_eos()) == (1, 2)
 
 
 def test_pieces_of_one_score_and_an_eos_after_texts_are_told(declared: Callable[..., Path], capsys):
