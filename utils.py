@@ -134,6 +134,7 @@ GZIP = b"\x1f\x8b"
 COMPRESSED = re.compile(
     rb"(?P<gzip>\x1f\x8b)|(?P<zstd>\(\xb5/\xfd)|(?P<xz>\xfd7zXZ)|(?P<bzip2>BZh.1AY)|(?P<zip>PK\x03\x04)"
 )
+NUL_IS_NO_TEXT = b"\0", b"\xff"  # UTF-16 without a mark and archives have it; the other byte is nowhere in UTF-8
 TEMPORARY = ".minllama-"  # the names of temporary files begin with it; host, process id and random letters follow
 
 
@@ -233,7 +234,7 @@ def read_text(path: str | os.PathLike) -> str:
     """The text of a UTF-8 file, which gzip may have packed; line ends become `\\n`, a byte-order mark is dropped.
 
     Raises `UserError` if the file is missing, a device (some do not end), unreadable or not UTF-8 (naming the first bad
-    line), and as `bytes_of`.
+    line; a NUL is none), and as `bytes_of`.
     """
     try:
         if Path(path).is_char_device():
@@ -244,7 +245,7 @@ def read_text(path: str | os.PathLike) -> str:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     try:
-        text = raw.decode("utf-8-sig")
+        text = raw.replace(*NUL_IS_NO_TEXT).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path} line {line}: not UTF-8 text; save the file as UTF-8") from None

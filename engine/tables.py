@@ -38,7 +38,7 @@ from engine.data import (
     parse_line,
 )
 from engine.streams import STANDARD_INPUT, lines_arriving
-from utils import UserError, decimal_number, join_names, require_unpacked, short_repr, warn
+from utils import NUL_IS_NO_TEXT, UserError, decimal_number, join_names, require_unpacked, short_repr, warn
 
 FORMATS = (".tsv", ".csv", ".jsonl")
 # other endings of them (jsonlines.org, github.com/ndjson/ndjson-spec, Scrapy's .jl)
@@ -115,7 +115,7 @@ def _format_of_line(line: bytes) -> tuple[str, str] | None:
 
 def _is_object(text: str) -> bool:
     try:
-        return text.startswith("{") and isinstance(parse_json(text), dict)
+        return text.lstrip().startswith("{") and isinstance(parse_json(text), dict)
     except ValueError:
         return False
 
@@ -397,7 +397,7 @@ def read_sentences(path: str, columns: Columns = USUAL) -> Iterator[str | None]:
         if number == 1:
             require_unpacked(name, line)
         try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            text = line.replace(*NUL_IS_NO_TEXT).decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError:
             raise UserError(f"{name} line {number}: not UTF-8 text") from None
         if is_empty_line(text) if is_data else not text.strip():

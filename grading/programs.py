@@ -211,7 +211,7 @@ def read_text(path: str | os.PathLike) -> str:
     except OSError as error:
         raise GradingError(f"cannot read {path}: {error.strerror}") from None
     try:
-        text = raw.decode("utf-8-sig")
+        text = raw.replace(b"\0", b"\xff").decode("utf-8-sig")  # NUL is no text, as in `utils`
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise GradingError(f"{path} line {line}: not UTF-8 text; save the file as UTF-8") from None

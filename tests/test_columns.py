@@ -10,6 +10,7 @@ import lzma
 import re
 import shutil
 import subprocess
+import tarfile
 import time
 import tracemalloc
 import zipfile
@@ -454,11 +455,24 @@ def test_what_other_programs_have_packed_is_named(tmp_path: Path, kind: str, end
     refused(said, lambda: [*read_sentences(str(path))])
 
 
+@pytest.mark.parametrize("name", ["d.txt", "d.csv", "d.jsonl", "d.txt.gz"])
+def test_a_nul_is_no_text(tmp_path: Path, name: str):
+    """UTF-16 without a mark is UTF-8 with a NUL behind every letter; an archive has them behind the names of files."""
+    with tarfile.open(tmp_path / "made.tar", "w") as made:
+        made.add(write(tmp_path / "in.csv", [{"text": "x", "label": 1}]), "in.csv")
+    archive = (tmp_path / "made.tar").read_bytes()
+    for content, line in (("text\nfine\n".encode("utf-16-le"), 1), (archive, 1), (b"fine\ndull\0\n", 2)):
+        (path := tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+        for read in (read_examples, lambda path, _: [*read_sentences(str(path))]):
+            refused(f"line {line}: not UTF-8 text", read, path, NAMES)
+
+
 TABLES = {  # lines under a name that does not say what they are, and the words by which they are refused
     "objects": (
         '{"text": "x", "label": 1}\n\n{"text": "y"}\n',
         "every line is a JSON object; named .jsonl they are read as columns",
     ),
+    "indented objects": ('  {"text": "x"}\n\t{"text": "y"}\n', "every line is a JSON object"),
     "one object": ('\ufeff{"text": "x"}', "every line is a JSON object"),
     "tabs": ("text\tlabel\nx\t1\n\ny\t\n", "every line has 1 tab; named .tsv they are read"),
     "more tabs": ("a\tb\tc\nx\t1\t2\r\n", "every line has 2 tabs; named .tsv they are read"),

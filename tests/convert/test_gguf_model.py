@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -266,7 +267,7 @@ def test_other_architectures_and_factors_are_named(declared: Callable[..., Path]
         (b"GGUF\x01\x00\x00\x00" + bytes(100), "has version 1 of GGUF; known are 2 and 3"),
         (b"GGUF\x03\x00\x00\x00" + b"\xff" * 16, "is damaged"),
         (b"GGUF\x03\x00\x00\x00" + bytes(16), "architecture None"),
-        (b"GGUF\x03" + bytes(11) + b"\1" + bytes(7) + b"\1" + bytes(7) + b"\xff", "a name or a token in it is not UTF-8"),
+        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"\xff", "a name or a token in it is not UTF-8"),
     ],
 )
 def test_what_is_no_gguf_file_is_one_line(content: bytes, said: str, tmp_path: Path):

@@ -51,7 +51,7 @@ FILES = [
     *(f"{label} ||| a\n{other} ||| b\n" for label, other in itertools.product(LABELS, ("0", "-1", "7"))),
     "", "\n", " ", "\ufeff0 ||| a", "0 ||| a\n \n", "0 ||| a\x0c\n1 ||| b", "0 ||| a\u2028 1 ||| b\n",
 ]  # fmt: skip
-BYTES = [*(text.encode() for text in FILES), b"0 ||| \xff\n", b"\xff\xfe0", "0 ||| ä\n".encode("latin-1")]
+BYTES = [*(text.encode() for text in (*FILES, "0 ||| a\0\n")), b"0 ||| \xff\n", b"\xff\xfe0", b"0 ||| \xe4\n"]
 
 
 @pytest.mark.parametrize("is_test", [False, True])
