@@ -8,6 +8,7 @@ it.
 from __future__ import annotations
 
 import argparse
+import atexit
 import difflib
 import errno
 import importlib
@@ -157,6 +158,7 @@ def run_main(main: Callable[[], int | None]) -> int:
         message = str(error)
     except KeyboardInterrupt as error:
         message, status = str(error) or "interrupted", status_of(error)
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # Ctrl-C again, while the libraries end
         if message in ("interrupted", "terminated"):
             message += ": files that were finished are kept, the others were not written"
     except ModuleNotFoundError as error:

@@ -235,6 +235,22 @@ def test_interrupted_training_keeps_what_is_finished(
     assert saved["dev_score"] == max(result["dev_score"] for result in history)
 
 
+def test_another_interrupt_while_the_program_ends_says_nothing() -> None:
+    code = """if True:
+        import atexit, os, signal, sys
+        from engine.programs import run_main
+
+        def main() -> None:
+            raise KeyboardInterrupt
+
+        atexit.register(os.kill, os.getpid(), signal.SIGINT)  # as a library that has something to do at the end
+        sys.exit(run_main(main))"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, preexec_fn=hear_interrupts
+    )
+    check_one_error(done.returncode, done.stderr, "interrupted", expected=130)
+
+
 def test_the_first_sigterm_ends_a_training_and_the_next_ones_are_ignored(
     call: Callable, classify_flags: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
