@@ -24,7 +24,7 @@ from convert.directory import ADAPTER_CONFIG, files_of_llama, files_of_model, re
 from convert.formats import DTYPES
 from engine.arguments import tokenizer_file
 from engine.programs import ArgumentParser, check_new, find_checkpoint, input_file, run_main, tokenizer_name
-from utils import UserError, find_asset, hub_hint
+from utils import UserError, find_asset, hub_hint, printable
 
 # What is made of a saved classifier, and the flags that are not for it.
 OF_CLASSIFIERS = {"onnx": ("attention", "tokenizer", "source", "base"), "peft": ("tokenizer", "source")}
@@ -161,7 +161,7 @@ def _convert_language_model(args: argparse.Namespace) -> None:
     else:
         path = Path(args.model).resolve()
         name = path.name if path.is_dir() else path.stem  # a folder's may have a dot, as TinyLlama-1.1B
-        gguf.write(args.out, state, config, vocabulary, args.dtype, name)
+        gguf.write(args.out, state, config, vocabulary, args.dtype, printable(name))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import sys
 from collections.abc import Callable
 from itertools import islice
@@ -117,6 +118,9 @@ def test_a_directory_gives_the_file_its_name(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(folder)
     run_convert(".", "../m.gguf", "--to", "gguf")
     assert reader(tmp_path / "m.gguf").fields["general.name"].contents() == "TinyLlama-1.1B"
+    shutil.copy(BUNDLED, "m\udcf6.pt")  # Latin-1, which no string of a GGUF file can be
+    run_convert("m\udcf6.pt", "../n.gguf", "--to", "gguf", "--tokenizer", BUNDLED.with_suffix(".model"))
+    assert reader(tmp_path / "n.gguf").fields["general.name"].contents() == r"'m\udcf6'"
 
 
 def test_fewer_bits_are_near_and_vectors_stay(convert: Callable[..., Path], tiny_tokenizer: Path):
