@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import random_llama
+from conftest import random_llama, slow_among
 from test_rope import rotate_as_complex
 from torch import nn
 
@@ -283,7 +283,7 @@ def edited(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EDITS)
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", slow_among(["before", "after"], ["before"]))
 def test_after_an_edit_text_is_computed_whole(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, name: str, when: str
 ):

@@ -705,7 +705,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", slow_among(["fp32", "bf16"], ["fp32"]))
 @pytest.mark.parametrize("training", [True, False])
 def test_whatever_changes_a_weight_is_seen_by_the_next_pass(products: str, change: str, precision: str, training: bool):
     model = accelerated(random_llama(attention="causal", gain=8.0), precision).train(training)
@@ -936,7 +936,7 @@ def random_prompts(rows: int, length: int, vocab: int = 300, seed: int = 0) -> t
     return torch.randint(0, vocab, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("n_kv_heads", slow_among([4, 2, 1], [4, 1]))
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_texts_are_those_of_the_plain_model_for_thousands_of_tokens(numba, n_kv_heads: int, precision: str):
     for seed in range(2):
@@ -964,14 +964,21 @@ def decoded(plain: Llama, step: Callable, idx: torch.Tensor, pad: torch.Tensor |
 
 SIZES_IN_GROUPS = {"groups": (301, 96, 6, 3, 160, 3), "one of them": (18, 32, 1, 1, 32, 2)}
 CASES = [*itertools.product(("fp32", "bf16", "int8"), SIZES.values())]
-RARELY = [*SIZES.values()][1:]  # many texts together
+RARELY = [*SIZES.values()][1:]  # many texts together, and one text in other formats than fp32
 CASES += [*itertools.product(("int4",), (*SIZES_IN_GROUPS.values(), (3001, 192, 6, 2, 512, 2)))]
 
 
-TOGETHER = [pytest.param(18, *case, marks=pytest.mark.slow if case[1] in RARELY else ()) for case in CASES]
+def is_rare(texts: int, precision: str, sizes: tuple[int, ...]) -> bool:
+    return sizes in RARELY and (texts > 1 or precision != "fp32")
 
 
-@pytest.mark.parametrize(("texts", "precision", "sizes"), [*((1, *case) for case in CASES), *TOGETHER])
+WITH_TEXTS = [
+    pytest.param(texts, *case, marks=pytest.mark.slow if is_rare(texts, *case) else ())
+    for texts, case in itertools.product((1, 18), CASES)
+]
+
+
+@pytest.mark.parametrize(("texts", "precision", "sizes"), WITH_TEXTS)
 @torch.no_grad()
 def test_every_logit_of_the_loops_is_the_plain_one_with_any_number_of_threads(
     numba, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], precision: str, texts: int
