@@ -23,7 +23,7 @@ from engine.equivalence import Case, Comparison, EquivalenceCheck
 from engine.weights import computable_kinds
 from fast.last_position import ASKED
 from fast.linear import OneDNNLinear, is_small, onednn_linear, pack
-from llama import NORMS, Llama, LlamaLayer, RMSNorm
+from llama import NORMS, Llama, LlamaLayer
 from rope import rope_table, table_rows
 
 FLOAT32 = (nn.Linear, OneDNNLinear)  # layers that multiply float32 numbers
@@ -48,10 +48,10 @@ class JoinedProduct:
 class LayerParts(NamedTuple):
     """The weights of a `LlamaLayer`, as the engine reads them."""
 
-    attention_norm: RMSNorm
+    attention_norm: nn.Module
     heads: JoinedProduct  # queries, keys and values
     output: JoinedProduct
-    ffn_norm: RMSNorm
+    ffn_norm: nn.Module
     gate: JoinedProduct
     factor: JoinedProduct
     down: JoinedProduct
