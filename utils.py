@@ -133,6 +133,7 @@ MOST_UNPACKED, SMALL = 20, 1 << 26  # times the size of a gzip file (texts: 3 to
 GZIP = b"\x1f\x8b"
 COMPRESSED = re.compile(
     rb"(?P<gzip>\x1f\x8b)|(?P<zstd>\(\xb5/\xfd)|(?P<xz>\xfd7zXZ)|(?P<bzip2>BZh.1AY)|(?P<zip>PK\x03\x04)"
+    rb"|(?P<lz4>\x04\"M\x18)|(?P<rar>Rar!\x1a\x07)|(?P<p7zip>7z\xbc\xaf'\x1c)"
 )
 NUL_IS_NO_TEXT = b"\0", b"\xff"  # UTF-16 without a mark and archives have it; the other byte is nowhere in UTF-8
 TEMPORARY = ".minllama-"  # the names of temporary files begin with it; host, process id and random letters follow

@@ -49,7 +49,7 @@ from engine.weights import Keep, fill, is_finite, keeper, numbers_in, state_dict
 from llama import Llama
 from optimizer import AdamW
 from tokenizer import Tokenizer
-from utils import UserError, prompt_suffix, warn
+from utils import UserError, prompt_suffix, short_repr, warn
 
 # ----------------------------------------------------------------------------------------------------------- saved runs
 
@@ -211,8 +211,10 @@ def predict(
     model, about: the results of `load_classifier`; the model may be on any device. sentences: None among them means
     that no other sentence has arrived yet. A bidirectional Llama, whose predictions depend on the batch, gets full
     batches of the size in `about`, in the order of the sentences; only the last batch may be shorter. Any other model
-    gets, at each None, all sentences that have arrived.
+    gets, at each None, all sentences that have arrived. Raises `TypeError` for one text in the place of several.
     """
+    if isinstance(sentences, str):
+        raise TypeError(f"sentences is one text, {short_repr(sentences)}; give a list of texts")
     size = batch_size or about.batch_size
     waiting: list[str] = []
     for sentence in sentences:

@@ -436,8 +436,12 @@ def test_a_gzip_file_that_is_damaged_or_would_fill_the_memory_is_refused(
     refused("over 20 times", lambda: [*read_sentences(str(path.rename(tmp_path / "bomb.txt.gz")))])
 
 
+# the first bytes by the formats' own descriptions: lz4_Frame_format.md, RAR 5.0 archive format, 7zFormat.txt
+BEGINNINGS = {"lz4": "04224d18", "rar": "526172211a07", "p7zip": "377abcaf271c"}
+
+
 @pytest.mark.parametrize("ending", [".csv", ".jsonl", ".txt", ".csv.zst"])
-@pytest.mark.parametrize("kind", ["xz", "bzip2", "zip", "zstd", "gzip"])
+@pytest.mark.parametrize("kind", ["xz", "bzip2", "zip", "zstd", "gzip", *BEGINNINGS])
 def test_what_other_programs_have_packed_is_named(tmp_path: Path, kind: str, ending: str):
     content = b"text,label\nx\xc3\xa9,good\n" * 9
     if kind == "zip":
@@ -446,6 +450,8 @@ def test_what_other_programs_have_packed_is_named(tmp_path: Path, kind: str, end
         raw = (tmp_path / "made").read_bytes()
     elif kind == "zstd":
         raw = bytes.fromhex("28b52ffd2022110100") + content  # RFC 8878, 3.1.1: magic number, header, a raw block
+    elif kind in BEGINNINGS:
+        raw = bytes.fromhex(BEGINNINGS[kind]) + content
     else:
         raw = {"xz": lzma.compress, "bzip2": bz2.compress, "gzip": gzip.compress}[kind](content)
         raw = gzip.compress(raw) if kind == "gzip" else raw  # twice

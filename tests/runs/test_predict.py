@@ -233,6 +233,8 @@ def test_memory_does_not_grow_with_the_lines(tokenizer: Tokenizer):
             asked.append(1)
             yield "a film"
 
+    with pytest.raises(TypeError, match="one text, 'a film'; give a list"):
+        next(predict(model, about, "a film"))
     predictions = predict(model, about, endless())
     for count in range(1, 500):
         next(predictions)
