@@ -114,11 +114,18 @@ def last_position_check(config: tuple[tuple[str, Any], ...]) -> EquivalenceCheck
     return EquivalenceCheck("Llama.forward", (*ASKED, NORMS[made.norm]), partial(_sides, made), instead=said)
 
 
-def _sides(config: LlamaConfig) -> Comparison:
-    """A small model as deep as `config` says, because an edit may concern one layer, and two of two layers."""
+def compared_models(config: LlamaConfig) -> dict[tuple[str, int], Llama]:
+    """A small model as deep as `config` says, because an edit may concern one layer, and two of two layers.
+
+    The first has the attention of `config`, the second the other one, and the third reads `LONG_TEXT` tokens.
+    """
     other = "bidirectional" if config.is_causal else "causal"
     depths = {(config.attention, LIMIT): config.n_layers, (other, LIMIT): 2, (config.attention, LONG_TEXT): 2}
-    models = small_models(config, depths)
+    return small_models(config, depths)
+
+
+def _sides(config: LlamaConfig) -> Comparison:
+    models = compared_models(config)
 
     def plain(which: tuple[str, int], tokens: torch.Tensor, at: torch.Tensor) -> list[torch.Tensor]:
         logits, h = models[which](tokens)

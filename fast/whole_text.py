@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from config import LlamaConfig
-from engine.context import LIMIT, LONG_TEXT, small_models
+from engine.context import LIMIT, LONG_TEXT
 from engine.equivalence import Case, Comparison, EquivalenceCheck
 from engine.weights import computable_kinds
-from fast.last_position import ASKED
+from fast.last_position import ASKED, compared_models
 from fast.linear import OneDNNLinear, is_small, onednn_linear, pack
 from llama import NORMS, Llama, LlamaLayer
 from rope import rope_table, table_rows
@@ -150,10 +150,7 @@ def whole_text_check(config: tuple[tuple[str, Any], ...]) -> EquivalenceCheck:
 
 
 def _sides(config: LlamaConfig) -> Comparison:
-    """Small models, one as deep as `config` says, because an edit may concern one layer."""
-    other = "bidirectional" if config.is_causal else "causal"
-    depths = {(config.attention, LIMIT): config.n_layers, (other, LIMIT): 2, (config.attention, LONG_TEXT): 2}
-    models = small_models(config, depths)
+    models = compared_models(config)
 
     def plain(which: tuple[str, int], idx: torch.Tensor) -> list[torch.Tensor]:
         tokens = idx[:, -which[1] :]
