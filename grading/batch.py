@@ -292,6 +292,7 @@ def read_judgement(path: Path, key: str) -> Judgement | None:
 
 WORKER_CODE = "import sys; sys.path[:] = {path!r}; from grading.batch import work; work(sys.argv[1])"
 POLL = 0.02  # seconds between two looks for answers
+LAST_SECONDS = 5.0  # for a killed process: an interrupt in poll() can leave its lock closed; then wait() would not end
 ANSWERS = "answers"  # the folder of the answers; no other user reads there
 
 
@@ -318,8 +319,9 @@ def _in_processes(todo: dict[int, Job], most: int) -> Iterator[tuple[int, Judgem
                         yield index, _read_answer(file)
         finally:
             for process in (*busy, *idle):
-                with process:
-                    process.kill()
+                process.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(LAST_SECONDS)
 
 
 def _start_worker(scratch: str) -> subprocess.Popen:

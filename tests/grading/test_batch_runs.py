@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from html.parser import HTMLParser
 from pathlib import Path
@@ -240,6 +241,31 @@ def test_a_process_that_dies_costs_its_own_submission_alone(place):
     rows = {row.student_id: row for row in batch.rows_of(list(judged), given, {})}
     assert [one.code for one in rows["aaron"].findings] == ["E079-failed"] and rows["aaron"].grade.letter == ""
     assert [rows[name].grade.letter for name in ("alice", "bob", "carol", "dave", "eve")] == ["A"] * 4 + [""]
+
+
+def test_an_interrupt_while_a_process_is_looked_at_ends_the_run(place, monkeypatch):
+    """`Popen.poll` closes a lock; an interrupt just behind it leaves it closed, and `Popen.wait` would wait for it."""
+    poll, looked_at = subprocess.Popen.poll, []
+
+    def be_interrupted(self):
+        if looked_at:
+            return poll(self)
+        looked_at.append(self)
+        assert self._waitpid_lock.acquire(False)
+        raise KeyboardInterrupt
+
+    def judge_all():
+        submissions, _ = find_submissions(place / "in", given)
+        with pytest.raises(KeyboardInterrupt):
+            list(batch.judge_all(submissions, given, place, 2))
+
+    given = Settings(gold=str(place / "data"))
+    monkeypatch.setattr(batch.subprocess.Popen, "poll", be_interrupted)
+    monkeypatch.setattr(batch, "LAST_SECONDS", 0.1)
+    thread = threading.Thread(target=judge_all, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert looked_at and not thread.is_alive()
 
 
 def test_a_defect_of_the_checker_stops_nothing(place, monkeypatch):
