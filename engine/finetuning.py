@@ -20,7 +20,7 @@ from engine.data import Example, divide, set_aside
 from engine.flags import TRAINING
 from engine.inference import compute_as_saved
 from engine.plan import InputFile, files_of_model, model_candidates
-from engine.programs import and_kept, hears_termination, import_part
+from engine.programs import and_kept, import_part
 from engine.reports import (
     encode,
     naming_the_flag,
@@ -219,7 +219,6 @@ def save_mean(path: Path, first: Member, identity: dict[str, Any]) -> None:
 # ------------------------------------------------------------------------------------------------------ one fine-tuning
 
 
-@hears_termination()
 def finetune(args: Namespace, compute: ComputeSettings, distributed: Distributed) -> None:
     """Train a head and the model below it, keep the epoch with the best score, predict dev and test with its model."""
     from engine.checkpointer import best_of

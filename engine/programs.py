@@ -8,7 +8,6 @@ it.
 from __future__ import annotations
 
 import argparse
-import atexit
 import difflib
 import errno
 import importlib
@@ -49,25 +48,29 @@ def and_kept(error: KeyboardInterrupt, kept: str) -> KeyboardInterrupt:
 
 @contextmanager
 def hears_termination() -> Iterator[None]:
-    """Let the first SIGTERM raise `Terminated` inside the block, and ignore the next ones.
+    """Let the first SIGTERM raise `Terminated` inside the block. After it, or Ctrl-C, both are ignored to its end.
 
     Not if another handler is set, nor in a process of torchrun: there SIGTERM means that another process has failed,
     and that one prints the error.
     """
     is_alone = os.environ.get("WORLD_SIZE", "1") == "1" and threading.current_thread() is threading.main_thread()
-    if not is_alone or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
+    numbers = (signal.SIGTERM, signal.SIGINT) if is_alone else ()
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    usual = {n: handler for n, handler in handlers.items() if handler in (signal.SIG_DFL, signal.default_int_handler)}
+    has_come: list[int] = []
 
-    def terminate(number: int, frame: object) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise Terminated("terminated")
+    def end(number: int, frame: object) -> None:
+        if not has_come:
+            has_come.append(number)
+            raise Terminated("terminated") if number == signal.SIGTERM else KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, terminate)
     try:
+        for number in usual:
+            signal.signal(number, end)
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, handler in usual.items():
+            signal.signal(number, handler)
 
 
 # ---------------------------------------------------------------------------------------------------------- one program
@@ -141,7 +144,7 @@ def run_main(main: Callable[[], int | None]) -> int:
     """Run a program's `main` and return its exit status.
 
     A `UserError`, a file-system error, a lack of memory and an absent module become one line on standard error and
-    status 2, Ctrl-C one line and status 130, SIGTERM in a training one line and status 143. Any other error is a defect
+    status 2, Ctrl-C one line and status 130, SIGTERM in a run one line and status 143. Any other error is a defect
     of the program and keeps its traceback. The program goes on if no other program reads its output (`| head -1`).
     """
     _keep_standard_streams()
@@ -157,8 +160,8 @@ def run_main(main: Callable[[], int | None]) -> int:
             raise
         message = str(error)
     except KeyboardInterrupt as error:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C again, while the program and its libraries end
         message, status = str(error) or "interrupted", status_of(error)
-        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # Ctrl-C again, while the libraries end
         if message in ("interrupted", "terminated"):
             message += ": files that were finished are kept, the others were not written"
     except ModuleNotFoundError as error:

@@ -16,7 +16,7 @@ from engine.arguments import OUTPUT_FLAGS, TO_STDOUT, is_one_of_several, lock_of
 from engine.data import Example, create_data, format_line, read_label_names
 from engine.flags import SPLITS, TRAINING, inputs_of
 from engine.plan import InputFile
-from engine.programs import NeedsCausal, require_folder
+from engine.programs import NeedsCausal, hears_termination, require_folder
 from engine.tables import derive_label_names, has_columns, is_number, read_examples
 from utils import UserError, atomic_write, choose_device, find_asset, warn
 
@@ -51,7 +51,10 @@ def join_world(args: Namespace) -> Iterator[Distributed]:
 
 @contextmanager
 def held_outputs(args: Namespace, distributed: Distributed) -> Iterator[None]:
-    """Keep the files of --dev_out and --test_out for this run. Raises `UserError` if another run has them."""
+    """Keep the files of --dev_out and --test_out for this run, which the first Ctrl-C or SIGTERM ends.
+
+    Raises `UserError` if another run has them.
+    """
     from engine.storage import NameLock
 
     def hold() -> None:
@@ -63,7 +66,7 @@ def held_outputs(args: Namespace, distributed: Distributed) -> Iterator[None]:
                 raise UserError(f"--{flag} {path} is in use by another process; {where}")
             held.callback(lock.release)
 
-    with ExitStack() as held:
+    with hears_termination(), ExitStack() as held:
         distributed.from_first(hold)
         yield
 

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import re
+import signal
 import stat
 import sys
 from collections import Counter
@@ -83,6 +84,7 @@ def run_main(main: Callable[[], int | None]) -> int:
     except GradingError as error:
         message = str(error)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C again, while the program and its libraries end
         message, status = "interrupted", INTERRUPTED
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("torch", "numpy"):

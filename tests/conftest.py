@@ -255,9 +255,11 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
     def run_driver(*argv: object, main: Callable | None = None) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["run_llama.py", *map(str, argv)])
+        interrupts = signal.getsignal(signal.SIGINT)
         capsys.readouterr()
         with warnings.catch_warnings(record=True) as caught:
             status = run_main(main or importlib.import_module("run_llama").main)
+        signal.signal(signal.SIGINT, interrupts)  # a program that was interrupted hears no more of them
         out, err = capsys.readouterr()
         return status, out, err + "".join(f"{w.message}\n" for w in caught if w.category is UserWarning)
 

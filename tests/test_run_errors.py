@@ -235,37 +235,46 @@ def test_interrupted_training_keeps_what_is_finished(
     assert saved["dev_score"] == max(result["dev_score"] for result in history)
 
 
-def test_another_interrupt_while_the_program_ends_says_nothing() -> None:
+@pytest.mark.parametrize("package", ["engine", "grading"])
+def test_another_interrupt_while_the_program_ends_says_nothing(package: str) -> None:
     code = """if True:
-        import atexit, os, signal, sys
-        from engine.programs import run_main
+        import os, signal, sys, threading, time
+        from PACKAGE.programs import run_main
+
+        def interrupt() -> None:
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGINT)
 
         def main() -> None:
+            threading.Thread(target=interrupt).start()  # it is waited for, as libraries are that have something to do
             raise KeyboardInterrupt
 
-        atexit.register(os.kill, os.getpid(), signal.SIGINT)  # as a library that has something to do at the end
         sys.exit(run_main(main))"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, preexec_fn=hear_interrupts
-    )
+    command = [sys.executable, "-c", code.replace("PACKAGE", package)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, preexec_fn=hear_interrupts)
     check_one_error(done.returncode, done.stderr, "interrupted", expected=130)
 
 
-def test_the_first_sigterm_ends_a_training_and_the_next_ones_are_ignored(
-    call: Callable, classify_flags: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("number", "word", "expected"), [(signal.SIGTERM, "terminated", 143), (signal.SIGINT, "interrupted", 130)]
+)
+def test_the_first_signal_ends_a_training_and_the_next_ones_are_ignored(
+    call: Callable, classify_flags: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    number: int, word: str, expected: int,
+) -> None:  # fmt: skip
     ignored = []
 
-    def terminate(*_: object) -> None:
+    def end(*_: object) -> None:
         try:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(number)
         finally:
             signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
             ignored.append(True)
 
-    monkeypatch.setattr(finetuning, "run_epochs", terminate)
+    monkeypatch.setattr(finetuning, "run_epochs", end)
     status, _, err = call(*classify_flags("finetune"))
-    check_one_error(status, err, "error: terminated: files that were finished are kept", expected=143)
+    check_one_error(status, err, f"error: {word}: files that were finished are kept", expected=expected)
     assert ignored and snapshot(tmp_path) == {} and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
