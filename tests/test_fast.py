@@ -1226,6 +1226,7 @@ def test_threads_are_those_of_pytorch_unless_fewer_are_faster(numba):
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_the_first_text_leaves_pytorch_its_number_of_threads(numba, tiny_checkpoint: Path):
     """numba starts its threads once in a process, and sets OpenMP's number then."""
     code = (

@@ -302,6 +302,7 @@ TINY = random_llama()
 FIELDS = (*vars(TINY.config), "unknown")
 
 
+@pytest.mark.slow
 @fuzz(250)
 @given(changes=st.dictionaries(st.sampled_from(FIELDS) | st.integers(), ODD_VALUES, min_size=1, max_size=3))
 def test_any_model_args(tmp_path: Path, changes: dict) -> None:
@@ -446,6 +447,7 @@ def resume_point(saved_run: Path) -> dict:
     return torch.load(saved_run / "model.pt", weights_only=True)
 
 
+@pytest.mark.slow
 @fuzz(150)
 @given(junk=JUNK, part=st.sampled_from(("identity", "model", "optimizer", "rng", "history")))
 def test_resume_point_with_a_foreign_part(resume_point: dict, tmp_path: Path, junk: object, part: str) -> None:

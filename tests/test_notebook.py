@@ -335,6 +335,7 @@ def test_what_counts_as_similar():
     assert not is_similar("epoch 0: dev acc 0.987", "epoch 1: dev acc 0.987")
 
 
+@pytest.mark.slow
 def test_a_cell_that_fails_is_said_and_nothing_is_written(tmp_path: Path):
     if not importlib.util.find_spec("nbclient") or not importlib.util.find_spec("ipykernel"):
         pytest.skip("the notebook needs nbclient and ipykernel: setup.sh --notebook")

@@ -164,6 +164,7 @@ def sentences(assets: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_sentences_of_the_assignment_equal(pair: tuple, assets: Path):
     assert_equal(*pair, sentences(assets)[::12])
 

@@ -25,6 +25,7 @@ from utils import UserError
 BUNDLED, TEXT = ROOT / "checkpoints" / "minllama1M.pt", "Once upon a time there was a goat."
 
 
+@pytest.mark.slow
 def test_both_models_are_read_in_their_own_attention(call: Callable, tmp_path: Path):
     changed = torch.load(BUNDLED, weights_only=True)
     changed["model"]["norm.weight"] *= 0.5

@@ -242,6 +242,7 @@ def test_the_keyboard_is_enough(page: Browser):
     assert page.value("byId('said').textContent").startswith("Token ")
 
 
+@pytest.mark.slow
 def test_all_that_can_be_used_has_a_name(page: Browser):
     page.value("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     nodes = page.accessibility_tree()
@@ -257,6 +258,7 @@ def test_all_that_can_be_used_has_a_name(page: Browser):
 # ----------------------------------------------------------------------------------------------- how it looks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "dark"), looks(390, 1200))
 def test_it_can_be_read_at_every_width_and_in_both_themes(browser: Browser, trained: Trained, width: int, dark: bool):
     browser.open(trained.page, width=width, dark=dark)

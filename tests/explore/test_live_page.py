@@ -230,6 +230,7 @@ def test_what_the_two_models_say(browser: Browser, live_file: Path):
     assert browser.value("comparing.shown.right.perplexity()").endswith("tokens") and browser.errors == []
 
 
+@pytest.mark.slow
 def test_a_text_is_made_token_by_token(browser: Browser, live_file: Path, bundled: InspectedModel):
     opened(browser, live_file, text="The film", temperature=0)
     made = "live.made.map((each) => each.id)"
@@ -271,6 +272,7 @@ def test_settings_move_the_probabilities(browser: Browser, live_file: Path):
     assert browser.errors == []
 
 
+@pytest.mark.slow
 def test_a_switch_shows_both_models(browser: Browser, live_file: Path, bundled: InspectedModel):
     opened(browser, live_file, text=TEXT)
     assert browser.value("COLUMNS.now.title") == "The other attention"

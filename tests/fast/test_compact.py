@@ -293,6 +293,7 @@ def test_products_in_bfloat16_are_of_rounded_numbers(rows_of_product: int, weigh
     torch.testing.assert_close(weight.linear(x).double(), expected, rtol=2**-7, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_large_model_imports_no_modules_for_its_first_dispatch(written):
     """PyTorch 2.13 imports torch.distributed.tensor, which takes half a second."""
     code = f"""import sys, torch

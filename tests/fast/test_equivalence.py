@@ -143,7 +143,7 @@ RARELY = (
     "half-vector rotation", "masks hide less", "another spelling of attention",
     "mean instead of mean of squares", "no residual", "long texts are another case", "another spelling",
     "GELU for SiLU", "another position is read", "layers mix positions", "another spelling of what is read",
-    "training is another case",
+    "training is another case", "the second likeliest token",
 )  # fmt: skip
 
 

@@ -196,6 +196,7 @@ def keeps_memory(**environment: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_freed_memory_is_kept_where_the_c_library_is_glibc_and_the_user_has_no_settings():
     assert keeps_memory() == str(platform.libc_ver()[0] == "glibc")
     assert keeps_memory(MALLOC_TRIM_THRESHOLD_="1000000") == "False"

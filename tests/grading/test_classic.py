@@ -23,6 +23,7 @@ from classic_functions import (
     WITH_A_MASK,
     write_student,
 )
+from conftest import slow_among
 
 import optimizer_test
 import sanity_check
@@ -60,7 +61,7 @@ def with_mask(old: str, new: str) -> dict[str, str]:
     return {SCORES: WITH_A_MASK[SCORES].replace(old, new)}
 
 
-@pytest.mark.parametrize("edition", LATER)
+@pytest.mark.parametrize("edition", slow_among(LATER, ["cmu2024"]))
 def test_a_right_classic_student_is_right_in_every_part(tmp_path: Path, edition: str):
     status, said = parts_of(write_student(tmp_path / "student", edition), "--edition", edition)
     extra = said.pop("extra", "")

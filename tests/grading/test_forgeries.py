@@ -161,6 +161,7 @@ def test_the_deadline_holds_for_a_process_that_never_stops_sending():
         Pretended(None, Queue()).receive(time.monotonic() + 0.01)
 
 
+@pytest.mark.slow
 def test_an_answer_that_a_busy_machine_reads_late_counts():
     """The process has ended two seconds before its last message is read."""
     messages = Queue()

@@ -216,6 +216,7 @@ def test_two_machines_need_no_common_folder_and_the_first_writes(
     assert list(saved["model"]) == list(expected["model"]) and saved["identity"] == expected["identity"]
 
 
+@pytest.mark.slow
 def test_other_data_on_another_machine_is_noticed(tmp_path: Path, by_hand: Callable, flags: list, films: dict):
     other = tmp_path / "train.txt"
     other.write_text(films["train"].read_text() + "1 ||| one more\n")

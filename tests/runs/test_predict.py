@@ -293,6 +293,7 @@ def test_it_ends_in_one_line_while_standard_input_is_open(saved: Path, first: st
         check_one_error(status, process.stderr.read(), expected=status)
 
 
+@pytest.mark.slow
 def test_a_long_line_in_many_pieces_takes_no_longer_than_its_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("utils.PIECE", 7)
     path = tmp_path / "long.txt"
