@@ -157,8 +157,8 @@ def load_llama(
 ) -> tuple[Llama, Tokenizer]:
     """Load a pretrained model and its tokenizer. Raises `OtherVocabulary` if they do not belong together.
 
-    path: a checkpoint file, or a Hugging Face directory. tokenizer: its file; None: the checkpoint's own, see
-    `finding.tokenizer_name`. attention, norm: replace the checkpoint's own settings. max_sentence_len: the most tokens
+    path: a checkpoint, a GGUF file or a Hugging Face directory. tokenizer: its file; None: the checkpoint's own, see
+    `programs.tokenizer_name`. attention, norm: replace the checkpoint's own settings. max_sentence_len: the most tokens
     that the tokenizer keeps of a sentence. precision, needs_output: see `weights.load_llama_model`.
 
     A Hugging Face directory may have more embeddings than pieces (to round up the matrix): that is only a warning.

@@ -408,5 +408,10 @@ def tokenizer_name(checkpoint: str | os.PathLike, given: str | None = None) -> s
 
 
 def is_gguf(path: str | os.PathLike) -> bool:
-    """Whether a file is one of llama.cpp's, by its name."""
-    return os.fspath(path).lower().endswith(".gguf")
+    """Whether a file is one of llama.cpp's, by its name or its first bytes."""
+    if os.fspath(path).lower().endswith(".gguf"):
+        return True
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return file.read(4) == b"GGUF"

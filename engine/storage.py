@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from utils import UserError, atomic_write, hub_hint, shorten, warn
+from utils import COMPRESSED, UserError, atomic_write, hub_hint, shorten, warn
 
 if TYPE_CHECKING:
     import torch
@@ -61,8 +61,10 @@ def load_tensors(path: str | os.PathLike, *, mmap: bool = True, warns: bool = Tr
 
     try:
         with open(path, "rb") as file:
-            start = file.read(4)
-            is_zip = start == ZIP_START
+            start = file.read(8)
+            is_zip = start.startswith(ZIP_START)
+            if found := COMPRESSED.match(start) if not is_zip else None:
+                raise Damaged(f"it is compressed by {found.lastgroup}; unpack it")
             if not is_zip and not start.startswith(PICKLE_START):
                 raise Damaged(DAMAGED)  # a web page, for example
             has_checksums = is_zip and verify_archive(file)

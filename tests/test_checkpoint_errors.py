@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +64,15 @@ def test_foreign_files_are_not_called_python_objects(tmp_path: Path, content: by
     (tmp_path / "model.pt").write_bytes(content)
     with pytest.raises(UserError, match="not a PyTorch checkpoint"):
         storage.load_tensors(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, bz2.compress])
+def test_a_compressed_checkpoint_is_named_as_that(tmp_path: Path, tiny_checkpoint: Path, pack: Callable) -> None:
+    path = tmp_path / "model.pt.packed"
+    path.write_bytes(pack(tiny_checkpoint.read_bytes()))
+    name = {gzip.compress: "gzip", lzma.compress: "xz", bz2.compress: "bzip2"}[pack]
+    with pytest.raises(UserError, match=f"cannot load {path}: it is compressed by {name}; unpack it"):
+        storage.load_tensors(path)
 
 
 BAD_MODEL_ARGS = {

@@ -122,6 +122,14 @@ def test_every_kind_of_numbers_is_unpacked_as_by_llama_cpps_package(tmp_path: Pa
         np.testing.assert_array_equal(ours.tensor(kind.name), expected, err_msg=kind.name)
 
 
+def test_a_file_is_known_by_its_first_bytes_whatever_its_name(written: Callable[..., Path]):
+    path = written(random_llama(attention="causal"))
+    expected, tokenizer = load_llama(path)
+    read, its_tokenizer = load_llama(path.rename(path.with_suffix(".bin")))
+    assert_same_weights(read, expected)
+    assert its_tokenizer.encode(TEXTS[0], True, True) == tokenizer.encode(TEXTS[0], True, True)
+
+
 def test_what_gguf_cannot_unpack_is_named(tmp_path: Path):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     writer.add_tensor("x", np.zeros((2, 8), dtype=np.int32))
