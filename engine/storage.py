@@ -63,7 +63,8 @@ def load_tensors(path: str | os.PathLike, *, mmap: bool = True, warns: bool = Tr
         with open(path, "rb") as file:
             start = file.read(8)
             is_zip = start.startswith(ZIP_START)
-            if found := COMPRESSED.match(start) if not is_zip else None:
+            found = None if is_zip else COMPRESSED.match(start)
+            if found:
                 raise Damaged(f"it is compressed by {found.lastgroup}; unpack it")
             if not is_zip and not start.startswith(PICKLE_START):
                 raise Damaged(DAMAGED)  # a web page, for example
