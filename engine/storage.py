@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from utils import COMPRESSED, UserError, atomic_write, hub_hint, shorten, warn
+from utils import UserError, atomic_write, hub_hint, require_unpacked, shorten, warn
 
 if TYPE_CHECKING:
     import torch
@@ -63,10 +63,8 @@ def load_tensors(path: str | os.PathLike, *, mmap: bool = True, warns: bool = Tr
         with open(path, "rb") as file:
             start = file.read(8)
             is_zip = start.startswith(ZIP_START)
-            found = None if is_zip else COMPRESSED.match(start)
-            if found:
-                raise Damaged(f"it is compressed by {found.lastgroup}; unpack it")
             if not is_zip and not start.startswith(PICKLE_START):
+                require_unpacked(path, start)
                 raise Damaged(DAMAGED)  # a web page, for example
             has_checksums = is_zip and verify_archive(file)
         is_mapped = mmap and is_zip and not SURROGATE.search(str(path))
@@ -77,6 +75,8 @@ def load_tensors(path: str | os.PathLike, *, mmap: bool = True, warns: bool = Tr
         raise UserError(f"{path} does not exist{hub_hint(path)}") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except UserError:
+        raise
     except Damaged as error:
         raise UserError(f"cannot load {path}: {error}") from None
     except Exception as error:  # a damaged or foreign file makes the unpickler raise errors of many classes

@@ -2,10 +2,10 @@
 
     python -m advanced.experiments.summary [--results FOLDER] [--out FILE.md]
 
-A method's gain is the mean of its gains over plain training in all panels of the tables `full`, `few-shot` and
-`few-shot-llama` in results/, a data set, size and checkpoint each (`statistics.pooled`); p is corrected for all methods
-(Holm). Panels in which plain training itself is not above the majority class, did not fit or has too few seeds rank
-nothing: they are left out.
+A method's gain is the mean of its gains over plain training in all panels of the tables `TABLES` in results/, a data
+set, size and checkpoint each (`statistics.pooled`); what two tables have of one panel counts once. p is corrected for
+all methods (Holm). Panels in which plain training itself is not above the majority class, did not fit or has too few
+seeds rank nothing: they are left out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from engine.programs import ArgumentParser, check_writable, run_main
 from utils import UserError
 
 HERE = Path(__file__).resolve().parent
-TABLES = ("full", "few-shot", "few-shot-llama")
+TABLES = ("full", "few-shot", "few-shot-rest", "few-shot-llama")
 HEADS = ("method", "panels", "gain", "p", "over the bag of words", "time")
 ABOUT = """Gains in accuracy over plain training, pooled over panels (data set, size, checkpoint), with 95 % intervals;
 p is corrected for all methods (Holm), bold below .05. Panels of one data set judge by the same sentences, which an
@@ -65,14 +65,17 @@ def panels_in(folder: Path, names: Sequence[str] = TABLES) -> Iterator[tuple[str
             yield from ((model.name, panel) for panel in panels_of(table, model, done))
 
 
-def worths(panels: Sequence[Panel]) -> dict[str, Worth]:
-    """By the names of rows."""
+def worths(named: Sequence[tuple[str, Panel]]) -> dict[str, Worth]:
+    """By the names of rows. named: the panels, with the names of their checkpoints."""
     found: dict[str, Worth] = defaultdict(lambda: Worth([], [], []))
-    for panel in panels:
+    counted = set()  # rows that stand in two tables, so that both can be read alone
+    for name, panel in named:
         verdicts, over_words = panel.verdicts(), panel.verdicts(panel.bag_of_words())
         for cell in panel.cells:
-            if cell.name not in verdicts or verdicts[cell.name].gain.has_few_seeds:
+            which = name, panel.title, cell.name
+            if which in counted or cell.name not in verdicts or verdicts[cell.name].gain.has_few_seeds:
                 continue
+            counted.add(which)
             worth = found[cell.name]
             worth.gains.append(verdicts[cell.name].gain)
             if cell.name in over_words:
@@ -92,7 +95,7 @@ def _time_beside(runs: Runs, baseline: Runs, processor: str | None) -> float | N
 
 def render_summary(named: Sequence[tuple[str, Panel]]) -> str:
     ranking = [(name, panel) for name, panel in named if panel.above_majority().get(panel.baseline_name)]
-    found, rows = worths([panel for _, panel in ranking]), []
+    found, rows = worths(ranking), []
     verdicts = verdicts_of({name: pooled(worth.gains) for name, worth in found.items()})
     for name, verdict in sorted(verdicts.items(), key=lambda each: -each[1].gain.mean):
         gains, over, times = found[name]
@@ -103,7 +106,8 @@ def render_summary(named: Sequence[tuple[str, Panel]]) -> str:
     lines += ["", "Panels, with the accuracy of the majority class:", ""]
     for name, panel in named:
         remark = "" if (name, panel) in ranking else _why_left_out(panel)
-        lines.append(f"- {panel.title}, {name}{remark_on(name)} ({plain(panel.majority)}){remark}")
+        line = f"- {panel.title}, {name}{remark_on(name)} ({plain(panel.majority)}){remark}"
+        lines += [line] * (line not in lines)
     return "\n".join(lines) + "\n"
 
 

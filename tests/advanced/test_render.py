@@ -325,7 +325,9 @@ def test_the_summary_has_one_pooled_gain_for_every_method(
     other = table.final(table.rows[0], "films", None, model, {})[0]
     append_result(folder / "full-moon-two.jsonl", {**line_of(other, model), "model": "two"})  # of a table full-moon
     (folder / "one").write_text("what is here now is not what was recorded", encoding="utf-8")
-    text = summary.render_summary([*summary.panels_in(folder, ["full"])])
+    found = [*summary.panels_in(folder, ["full"])]
+    text = summary.render_summary(found)
+    assert summary.render_summary(found * 2) == text  # what another table has of the same panels counts once
     head, _, *lines = [line for line in text.splitlines() if line.startswith("|")]
     assert head == "| method | panels | gain | p | over the bag of words | time |" and len(lines) == 2
     ema, words = (
