@@ -18,8 +18,8 @@ judged in the place of a test file without labels. `judged_on`: dev and test are
 classes, so that a page shows what training on one is worth on the other; if its test has no labels, its train takes
 that place. `members`: the row is a vote and soups of so many models of one
 division of the data, see `trial.py`. `registered`: the commit in which the rows stood before their
-figures were known. `--render` shows a row's `source`. A table whose `seeds` are an empty list only tunes: it never uses
-dev or test.
+figures were known. `judges`: of which splits gains are taken; both, if it is not given. `--render` shows a row's
+`source`. A table whose `seeds` are an empty list only tunes: it never uses dev or test.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from advanced import METHODS, choose
 from advanced.experiments.models import Model
 from advanced.experiments.rows import DATA_SETTINGS, PLAN_SETTINGS, Row, Trial
-from advanced.experiments.schema import BAG_OF_WORDS, SOLVED, check_table
+from advanced.experiments.schema import BAG_OF_WORDS, JUDGES, SOLVED, check_table
 from config import ROUNDING
 from engine.data import read_json
 from engine.metrics import entry_of
@@ -67,6 +67,7 @@ class Table:
     tune_seeds: tuple[int, ...] = TUNE_SEEDS
     baseline: str = "plain"
     registered: str = ""
+    judges: tuple[str, ...] = JUDGES
 
     @classmethod
     def read(cls, path: str | Path) -> Table:

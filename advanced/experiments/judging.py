@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from advanced.experiments.results import JUDGES
 from advanced.experiments.rows import Trial, label_names_of, path_of
+from advanced.experiments.schema import JUDGES
 from engine.data import Example, create_data, divide, has_gold_labels, pack, read_label_names, set_aside
 from utils import UserError
 

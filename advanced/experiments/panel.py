@@ -15,7 +15,7 @@ from advanced.experiments.grid import Done, Table
 from advanced.experiments.models import Model
 from advanced.experiments.results import Runs, compare, figure_of, fits, has_few_seeds, judges_of, table_of
 from advanced.experiments.rows import Row, Trial, size_in_words
-from advanced.experiments.schema import BAG_OF_WORDS
+from advanced.experiments.schema import BAG_OF_WORDS, JUDGES
 from advanced.experiments.statistics import LEVEL, Difference, holm
 from engine.data import majority_accuracy, unpack
 from engine.metrics import entry_of
@@ -55,18 +55,23 @@ def verdicts_of(gains: Mapping[str, Difference]) -> dict[str, Verdict]:
 
 
 class Panel(NamedTuple):
-    """title: of its data set and size. baseline: the runs of the table's baseline by seed. cells: rows with runs."""
+    """title: of its data set and size. baseline: the runs of the table's baseline by seed. cells: rows with runs.
+
+    judges: the splits that may judge the rows.
+    """
 
     title: str
     data: str
     cells: list[Cell]
     baseline: Runs
     baseline_name: str
+    judges: Sequence[str] = JUDGES
 
     @property
     def splits(self) -> list[str]:
-        """Those that judge the rows."""
-        return judges_of(run for cell in self.cells for run in cell.runs.values())
+        """Those that judge the rows: of `judges`, if they are there."""
+        found = judges_of(run for cell in self.cells for run in cell.runs.values())
+        return [split for split in found if split in self.judges] or found
 
     @property
     def labels(self) -> list[int]:
@@ -162,7 +167,7 @@ def panels_of(table: Table, model: Model, done: Done) -> list[Panel]:
         if cells:
             baseline = next((cell.runs for cell in cells if cell.name == table.baseline), {})
             size = "" if all(cell.row.option == "prompt" for cell in cells) else size_in_words(shots)
-            panels.append(Panel(title_of(table, data, size), data, cells, baseline, table.baseline))
+            panels.append(Panel(title_of(table, data, size), data, cells, baseline, table.baseline, table.judges))
     return panels
 
 

@@ -35,13 +35,14 @@ COLUMNS = (
     "trained", "seconds",
 )  # fmt: skip
 NOTATION = f""" Accuracies; ± is the standard deviation over seeds. A gain is the difference from *{{baseline}}* on the
-same sentences and seeds, on dev and test together where dev has chosen nothing, with its 95 % interval over both; p
+same sentences and seeds, on {{judges}}, with its 95 % interval over both; p
 is corrected for all rows of its table (Holm), and a gain is bold where it is below .05. Of one or two seeds of what
 depends on them a gain has no interval, as they say too little about others. "Could be found" is the smallest true
 gain that such a comparison finds with a probability of {POWER:g}. Where the loss of the training sentences stays
 above .9 of that of a guess, in a row or in *{{baseline}}*, training did not fit and there is no verdict. A checkpoint
 was pretrained once: what holds for another one is not in these intervals. Seconds are those of runs on one processor,
 the one that most rows ran on."""
+TOGETHER = "dev and test together where dev has chosen nothing"
 OF_MEMBERS = """ Some runs of votes and
 soups do not say whether each of their models fitted; the first model of each is a run of *{baseline}*."""
 
@@ -49,10 +50,12 @@ soups do not say whether each of their models fitted; the first model of each is
 def render(table: Table, model: Model, done: Done) -> str:
     """The page of a table: all runs that are done, and the number of missing ones."""
     is_unsaid = any(run.get("members", 1) > 1 and "fit_loss" not in run for run in done.values())
-    notation = (NOTATION + OF_MEMBERS * is_unsaid).format(baseline=table.baseline) if table.seeds else ""
+    judges = TOGETHER if len(table.judges) > 1 else f"{table.judges[0]} alone"
+    text = (NOTATION + OF_MEMBERS * is_unsaid).format(baseline=table.baseline, judges=judges)
+    notation = text if table.seeds else ""
     lines = [f"# {table.title}", "", f"Checkpoint: `{model.name}`{remark_on(model.name)}.{notation}", ""]
     if table.registered:
-        lines += [f"What is compared was fixed in commit {table.registered}, before its figures were known.", ""]
+        lines += [f"What is compared was fixed before its figures were known, in commit {table.registered}.", ""]
     for panel in panels_of(table, model, done):
         lines += [f"## {panel.title}", "", *render_panel(panel), "", *standing(panel), *across(panel), ""]
     count, words = missing_of(table, model, done)

@@ -20,14 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from advanced.experiments.schema import SOLVED
+from advanced.experiments.schema import JUDGES, SOLVED
 from advanced.experiments.statistics import Difference, macro_f1_table, two_way
 from engine.data import parse_json, unpack
 from engine.metrics import PACKED, SETTINGS, entry_of, error_of_result, packed_lines, read_figures
 from utils import UserError, atomic_write, warn
 
 Runs = Mapping[int, Mapping[str, Any]]  # results by seed
-JUDGES = ("dev", "test")
 FEWEST_SEEDS = 3  # fewer seeds of what is drawn give no interval
 FITTED = 0.9  # of the loss of a guess
 ROUNDED = 1e-5  # of figures in a line

@@ -58,10 +58,12 @@ LINE = Wanted(lambda value: isinstance(value, str) and not {*value} & {*"|\r\n"}
 OBJECT = Wanted(lambda value: isinstance(value, dict), "an object")
 SEEDS = _list_of(lambda value: type(value) is int and 0 <= value < 2**32, "seeds from 0 to 2^32 - 1")
 SHOTS = _list_of(lambda value: value is None or _is_count(value), "null for all, or sentences a class")
+JUDGES = ("dev", "test")
 TABLE_CONDITIONS = {
     "title": ANY_TEXT, "data": OBJECT, "rows": _list_of(OBJECT.fits, "rows", is_set=False),
     "seeds": Wanted(lambda value: value == [] or SEEDS.fits(value), SEEDS.words),
     "shots": SHOTS, "settings": OBJECT, "tune_seeds": SEEDS, "baseline": ANY_TEXT, "registered": ANY_TEXT,
+    "judges": _list_of(JUDGES.__contains__, "dev and test"),
 }  # fmt: skip
 BAG_OF_WORDS = "bag-of-words"
 SOLVED = (BAG_OF_WORDS, "frozen-states")  # options of rows that are solved instead of trained

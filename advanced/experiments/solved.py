@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from advanced.experiments.judging import Splits, judge
 from advanced.experiments.models import Model
-from advanced.experiments.results import JUDGES
 from advanced.experiments.rows import Trial, plan_of
+from advanced.experiments.schema import JUDGES
 from engine.data import Example
 
 if TYPE_CHECKING:

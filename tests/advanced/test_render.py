@@ -138,6 +138,20 @@ def test_a_gain_is_of_dev_and_test_together(tmp_path: Path, model: Model, test: 
     assert [cell.strip() for cell in row.split("|")][6:8] == [f"{values.mean():+.3f}", ""] and "[" not in row
 
 
+def test_a_table_can_be_judged_on_test_alone(tmp_path: Path, model: Model):
+    table, done = judged_table(tmp_path, model, [0, 1] * 5)
+    text = render(replace(table, judges=("test",)), model, done)
+    gain = next(line for line in text.splitlines() if line.startswith("| ema")).split("|")[6]
+    error = math.sqrt(0.09 / 9)  # of one sentence in ten, where three equal seeds are one
+    reach = stats.t.ppf(0.975, 9) * error
+    assert gain.strip() == f"-0.100 [{-0.1 - reach:+.3f}, {-0.1 + reach:+.3f}]"
+    assert "on test alone, with its 95 % interval" in text and "\nOn test (10 sentences), beyond noise" in text
+    table, done = judged_table(tmp_path, model, None)  # without gold labels there is dev alone
+    assert "\nOn dev (10 sentences), beyond noise" in render(replace(table, judges=("test",)), model, done)
+    with pytest.raises(UserError, match="judges must be a list of dev and test, none of them twice"):
+        table_of(tmp_path, judges=["train"])
+
+
 def test_more_rows_widen_what_chance_may_do(tmp_path: Path, model: Model):
     """p of each row is corrected for all rows of its panel."""
     table, done = judged_table(tmp_path, model, None)

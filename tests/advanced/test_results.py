@@ -23,7 +23,6 @@ from advanced.experiments.models import Model, model_of
 from advanced.experiments.panel import panels_of
 from advanced.experiments.render import render
 from advanced.experiments.results import (
-    JUDGES,
     append_result,
     compare,
     files_of_results,
@@ -33,6 +32,7 @@ from advanced.experiments.results import (
     results_now,
     table_of,
 )
+from advanced.experiments.schema import JUDGES
 from advanced.experiments.statistics import two_way
 from advanced.experiments.summary import panels_in, render_summary
 from engine import data, metrics
