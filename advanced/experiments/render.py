@@ -127,7 +127,7 @@ def across(panel: Panel) -> list[str]:
     kinds = [[run["processor"] for run in pair] for pair in pairs if all("trainable" in run for run in pair)]
     if count := sum(one != other for one, other in kinds):
         said = f"Of {len(kinds)} pairs of trained runs {count} are of two kinds of processor"
-        return [f"{said}, whose rounding adds to chance."]
+        return [f"{said}, where rounding makes one seed as different as two."]
     return []
 
 
