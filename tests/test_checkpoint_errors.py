@@ -71,7 +71,7 @@ def test_a_compressed_checkpoint_is_named_as_that(tmp_path: Path, tiny_checkpoin
     path = tmp_path / "model.pt.packed"
     path.write_bytes(pack(tiny_checkpoint.read_bytes()))
     name = {gzip.compress: "gzip", lzma.compress: "xz", bz2.compress: "bzip2"}[pack]
-    with pytest.raises(UserError, match=f"{path} is compressed by {name}; unpack it"):
+    with pytest.raises(UserError, match=f"^{path} is compressed by {name}; unpack it$"):
         storage.load_tensors(path)
 
 

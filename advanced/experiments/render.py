@@ -51,8 +51,8 @@ def render(table: Table, model: Model, done: Done) -> str:
     """The page of a table: all runs that are done, and the number of missing ones."""
     is_unsaid = any(run.get("members", 1) > 1 and "fit_loss" not in run for run in done.values())
     judges = TOGETHER if len(table.judges) > 1 else f"{table.judges[0]} alone"
-    text = (NOTATION + OF_MEMBERS * is_unsaid).format(baseline=table.baseline, judges=judges)
-    notation = text if table.seeds else ""
+    notation = NOTATION + OF_MEMBERS * is_unsaid if table.seeds else ""
+    notation = notation.format(baseline=table.baseline, judges=judges)
     lines = [f"# {table.title}", "", f"Checkpoint: `{model.name}`{remark_on(model.name)}.{notation}", ""]
     if table.registered:
         lines += [f"What is compared was fixed before its figures were known, in commit {table.registered}.", ""]
@@ -127,7 +127,7 @@ def across(panel: Panel) -> list[str]:
     kinds = [[run["processor"] for run in pair] for pair in pairs if all("trainable" in run for run in pair)]
     if count := sum(one != other for one, other in kinds):
         said = f"Of {len(kinds)} pairs of trained runs {count} are of two kinds of processor"
-        return [f"{said}, where rounding makes one seed as different as two."]
+        return [f"{said}, on which training with one seed ends elsewhere."]
     return []
 
 
