@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
 from advanced.experiments.grid import Done, Table
@@ -40,8 +40,8 @@ is corrected for all rows of its table (Holm), and a gain is bold where it is be
 depends on them a gain has no interval, as they say too little about others. "Could be found" is the smallest true
 gain that such a comparison finds with a probability of {POWER:g}. Where the loss of the training sentences stays
 above .9 of that of a guess, in a row or in *{{baseline}}*, training did not fit and there is no verdict. A checkpoint
-was pretrained once: what holds for another one is not in these intervals. Seconds are those of runs on one processor,
-the one that most rows ran on."""
+was pretrained once: what holds for another one is not in these intervals. Seconds are the median
+of runs on one processor, the one that most rows ran on."""
 TOGETHER = "dev and test together where dev has chosen nothing"
 OF_MEMBERS = """ Some runs of votes and
 soups do not say whether each of their models fitted; the first model of each is a run of *{baseline}*."""
@@ -103,7 +103,7 @@ def _columns(cell: Cell, panel: Panel, verdict: Verdict | None) -> list[str]:
     processor = panel.processor
     on_one = [run for run in runs if run.get("processor") == processor]
     seconds = [run.get("seconds", run.get("wall_seconds", 0.0)) for run in on_one]
-    return [*columns, trained, f"{fmean(seconds):.0f}" if seconds else "-"]
+    return [*columns, trained, f"{median(seconds):.0f}" if seconds else "-"]
 
 
 def standing(panel: Panel) -> list[str]:

@@ -3,9 +3,9 @@
     python -m advanced.experiments.summary [--results FOLDER] [--out FILE.md]
 
 A method's gain is the mean of its gains over plain training in all panels of the tables `TABLES` in results/, a data
-set, size and checkpoint each (`statistics.pooled`); what two tables have of one panel counts once. p is corrected for
-all methods (Holm). Panels in which plain training itself is not above the majority class, did not fit or has too few
-seeds rank nothing: they are left out.
+set, size and checkpoint each (`statistics.pooled`); what two tables have of one panel counts once, from the first. p is
+corrected for all methods (Holm). Panels in which plain training itself is not above the majority class, did not fit or
+has too few seeds rank nothing: they are left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import NamedTuple
 
 from advanced.experiments.grid import Table
@@ -35,7 +35,8 @@ from engine.programs import ArgumentParser, check_writable, run_main
 from utils import UserError
 
 HERE = Path(__file__).resolve().parent
-TABLES = ("full", "few-shot", "few-shot-rest", "few-shot-llama")
+# Of a row that two tables have of one panel the first counts: in full-fresh no row was chosen after it looked best.
+TABLES = ("full-fresh", "full", "few-shot", "few-shot-rest", "few-shot-llama")
 HEADS = ("method", "panels", "gain", "p", "over the bag of words", "time")
 ABOUT = """Gains in accuracy over plain training, pooled over panels (data set, size, checkpoint), with 95 % intervals;
 p is corrected for all methods (Holm), bold below .05. Panels of one data set judge by the same sentences, which an
@@ -86,11 +87,11 @@ def worths(named: Sequence[tuple[str, Panel]]) -> dict[str, Worth]:
 
 
 def _time_beside(runs: Runs, baseline: Runs, processor: str | None) -> float | None:
-    """The time of training beside the baseline's on one processor; None where there is none."""
+    """The median time of training beside the baseline's on one processor; None where there is none."""
     mine, theirs = (
         [run.get("seconds") for run in each.values() if run.get("processor") == processor] for each in (runs, baseline)
     )
-    return fmean(mine) / fmean(theirs) if mine and theirs and all([*mine, *theirs]) else None
+    return median(mine) / median(theirs) if mine and theirs and all([*mine, *theirs]) else None
 
 
 def render_summary(named: Sequence[tuple[str, Panel]]) -> str:
@@ -106,7 +107,8 @@ def render_summary(named: Sequence[tuple[str, Panel]]) -> str:
     lines += ["", "Panels, with the accuracy of the majority class:", ""]
     for name, panel in named:
         remark = "" if (name, panel) in ranking else _why_left_out(panel)
-        line = f"- {panel.title}, {name}{remark_on(name)} ({plain(panel.majority)}){remark}"
+        judges = " and ".join(panel.splits)
+        line = f"- {panel.title}, {name}{remark_on(name)}, judged on {judges} ({plain(panel.majority)}){remark}"
         lines += [line] * (line not in lines)
     return "\n".join(lines) + "\n"
 
