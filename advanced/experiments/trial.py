@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 KERNELS, DIRTY = "plain", "-dirty"
 PROBABILITIES = "probabilities"  # of plain training: the only entry of figures that is in no line
-RESUME_SECONDS = 60.0  # between resume points: to write one takes as long as an epoch of a few sentences
+RESUME_SECONDS = 300.0  # between resume points: of a model of 135 million parameters one takes ten seconds
 TUNING_SAMPLE = 1000  # training sentences for tuning a zero-shot method
 
 
