@@ -17,8 +17,9 @@ import numpy as np
 
 from config import LlamaConfig
 from convert.gguf_file import GGUFFile
+from convert.merges import equal_scores
 from convert.tokenizer import JsonTokenizer
-from convert.vocabulary import CONTROL, NORMAL, USER_DEFINED, Vocabulary, as_json, equal_scores
+from convert.vocabulary import CONTROL, NORMAL, USER_DEFINED, Vocabulary, as_json
 from utils import UserError, join_names, short_repr, warn
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ def _tokenizer_in(file: GGUFFile, max_len: int | None) -> JsonTokenizer:
         raise UserError(f"{path}: {reason}; name another with --tokenizer") from None
     special = {f"{name}_token": said.get(f"{name}_token_id") for name in ("bos", "eos")}
     special |= {"added_tokens": _added(pieces, types), "pads_with_byte_0": True}
-    if vocabulary and (tied := equal_scores(vocabulary, content["model"]["merges"])):
+    if vocabulary and (tied := equal_scores(vocabulary.scored(None), content["model"]["merges"])):
         names = join_names(tied)
         warn(f"{path}: the pieces {names} have the same score; a text may be cut otherwise than in llama.cpp")
     if said.get("add_eos_token") is True:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from convert.directory import TOKENIZER_CONFIG, TOKENIZER_JSON, TOKENIZER_MODEL
+from convert.merges import equal_scores, merges
 from tokenizer import Tokenizer
 from utils import UserError, join_names, short_repr, warn
 
@@ -36,6 +37,11 @@ class Vocabulary(NamedTuple):
     adds_space: bool
     adds_bos: bool = True
     added: tuple[str, ...] = ()
+
+    def scored(self, of_type: int | None) -> dict[str, float]:
+        """The scores of the pieces of one type; None: of every type."""
+        every = zip(self.pieces, self.scores, self.types, strict=True)
+        return {piece: score for piece, score, type_ in every if of_type in (None, type_)}
 
     def filled(self, size: int) -> Vocabulary:
         """The same with unused pieces, up to `size`, for the rows of a matrix beyond the last piece."""
@@ -157,7 +163,7 @@ def files(tokenizer: Tokenizer) -> dict[str, bytes]:
         "clean_up_tokenization_spaces": False,
     }
     content = as_json(vocabulary, _normalizer(tokenizer.to_bytes()))
-    if tied := equal_scores(vocabulary, content["model"]["merges"]):
+    if tied := equal_scores(vocabulary.scored(NORMAL), content["model"]["merges"]):
         names = join_names(tied)
         raise UserError(f"{tokenizer.model_path}: the pieces {names} have the same score; a tokenizer.json ranks them")
     described = json.dumps(content, ensure_ascii=False)
@@ -206,7 +212,7 @@ def as_json(vocabulary: Vocabulary, normalizers: list[dict], of_type: int | None
             "byte_fallback": True,
             "ignore_merges": False,
             "vocab": {piece: token for token, piece in enumerate(vocabulary.pieces)},
-            "merges": [list(pair) for pair in merges(vocabulary, of_type)],
+            "merges": [list(pair) for pair in merges(vocabulary.scored(of_type))],
         },
     }
 
@@ -214,34 +220,6 @@ def as_json(vocabulary: Vocabulary, normalizers: list[dict], of_type: int | None
 def _added(vocabulary: Vocabulary, token: int) -> dict[str, Any]:
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": token, "content": vocabulary.pieces[token], **plain, "special": True}
-
-
-def merges(vocabulary: Vocabulary, of_type: int | None = NORMAL) -> list[tuple[str, str]]:
-    """Every pair of pieces that make another one, the best first.
-
-    SentencePiece merges whatever pair makes the piece with the highest score; a list of pairs says the same in order.
-    """
-    known = enumerate(vocabulary.pieces)
-    ids = {piece: token for token, piece in known if of_type is None or vocabulary.types[token] == of_type}
-    found = []
-    for piece, token in ids.items():
-        cuts = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
-        pairs = [(left, right) for left, right in cuts if left in ids and right in ids]
-        found += [(-vocabulary.scores[token], ids[left], ids[right], (left, right)) for left, right in pairs]
-    return [pair for *_, pair in sorted(found)]
-
-
-def equal_scores(vocabulary: Vocabulary, pairs: Iterable[Sequence[str]]) -> list[str]:
-    """Two pieces of the same score that pairs are merged to, if there are such.
-
-    SentencePiece and llama.cpp merge the one that stands first in a text; in a list of pairs one always comes first.
-    """
-    scores, before = dict(zip(vocabulary.pieces, vocabulary.scores, strict=True)), {}
-    for piece in dict.fromkeys(left + right for left, right in pairs):
-        if scores[piece] in before:
-            return [before[scores[piece]], piece]
-        before[scores[piece]] = piece
-    return []
 
 
 # ----------------------------------------------------------------- pieces and normalizing in SentencePiece's own file
@@ -273,7 +251,8 @@ def _normalizer(model: bytes) -> list[dict]:
     if rules := rewriting_rules(model):
         found.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(rules).decode()})
     if spec.get(STRIPS_FIELD, 1):  # true by default
-        found.append({"type": "Strip", "strip_left": True, "strip_right": True})
+        # "Strip" would take away line breaks, too.
+        found.append({"type": "Replace", "pattern": {"Regex": rf"\A +|[ {SPACE_PIECE}]+\z"}, "content": ""})
         found.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
     return found
 

@@ -6,6 +6,7 @@ import json
 import random
 import sys
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
-from conftest import SENTENCES, drive_in, random_llama, save_checkpoint  # noqa: E402
+from conftest import ROOT, SENTENCES, asset, drive_in, random_llama, save_checkpoint  # noqa: E402
 from conversions import trained_vocabulary  # noqa: E402
 from error_helpers import TEXT_FLAGS, refused  # noqa: E402
 from sentencepiece import sentencepiece_model_pb2  # noqa: E402
@@ -23,8 +24,9 @@ from shapes import bytes_of_text, greedy, hf_llama, rewrite, save  # noqa: E402
 
 from convert.directory import MOST_SETTINGS  # noqa: E402
 from convert.hugging_face import write  # noqa: E402
+from convert.merges import merges  # noqa: E402
 from convert.tokenizer import JsonTokenizer  # noqa: E402
-from convert.vocabulary import Vocabulary, files, merges, rewriting_rules, vocabulary_of  # noqa: E402
+from convert.vocabulary import NORMAL, Vocabulary, as_json, files, read_vocabulary, rewriting_rules, vocabulary_of  # noqa: E402
 from engine.families import load_llama  # noqa: E402
 from engine.inference import TextStream  # noqa: E402
 from engine.runs import load_classifier  # noqa: E402
@@ -180,7 +182,7 @@ def test_a_stream_of_byte_tokens_prints_a_text_once(tiny_tokenizer: Path, tmp_pa
 def test_pairs_are_merged_in_the_order_of_scores_and_never_to_a_control_piece():
     pieces, types = ["<unk>", "<s>", "<", "s", ">", "s>", "<s"], [2, 3, 1, 1, 1, 1, 1]
     vocabulary = Vocabulary(pieces, [0.0, 0.0, -9.0, -9.0, -9.0, -2.0, -1.0], types, 0, 1, 1, False)
-    assert merges(vocabulary) == [("<", "s"), ("s", ">")]
+    assert merges(vocabulary.scored(NORMAL)) == [("<", "s"), ("s", ">")]
 
 
 @pytest.mark.parametrize(
@@ -202,6 +204,57 @@ def test_what_a_list_of_merges_cannot_say_is_refused(changes: Callable, words: s
     model = sentencepiece_model_pb2.ModelProto.FromString(own.to_bytes())
     changes(model)
     refused(words, files, Tokenizer.from_bytes(model.SerializeToString()))
+
+
+# Line breaks, spaces of many kinds, marks that are the same letter in two ways, letters that are no piece.
+PARTS = [
+    *" \n\r\t\u00a0\u3000\u2028\u200b\x0b\ufeff\u2581ae}",
+    "  ",
+    "the",
+    "e\u0301",
+    "\uff21",
+    "\u6f22",
+    "\U0001f600",
+    "<0x0A>",
+]
+
+
+@pytest.mark.parametrize("name", ["minllama1M.model", "tok512.model", "tokenizer.model"])
+def test_a_tokenizer_json_cuts_every_text_as_its_model_does(name: str, request: pytest.FixtureRequest):
+    """The third is Llama's own, with one score for its pieces of two to sixteen spaces; the second keeps lines."""
+    bundled = ROOT / "checkpoints" / name
+    own = Tokenizer(tokenizer_model=bundled if bundled.exists() else asset(request.getfixturevalue("assets"), name))
+    there = tokenizers.Tokenizer.from_str(files(own)["tokenizer.json"].decode())
+    rng = random.Random(0)
+    texts = ["".join(rng.choices(PARTS, k=rng.randrange(1, 8))) for _ in range(2000)]
+    texts += [before + " " * count + after for count in range(1, 100) for before in ("", "a") for after in ("", "the")]
+    for text in texts:
+        assert there.encode(text, add_special_tokens=False).ids == own.encode_all(text), repr(text)
+
+
+def test_runs_of_spaces_may_have_one_score_where_every_run_is_cut_alike(tmp_path: Path):
+    """Of every set of lengths: it is refused where SentencePiece itself cuts some run in another way."""
+    model = sentencepiece_model_pb2.ModelProto.FromString(trained_vocabulary(tmp_path, vocab_size=400).to_bytes())
+    model.normalizer_spec.remove_extra_whitespaces = False
+    refused_sets = []
+    for lengths in ((2, *others) for count in (1, 2, 3) for others in combinations(range(3, 9), count)):
+        for number, length in enumerate(lengths):
+            model.pieces[300 + number].piece, model.pieces[300 + number].score = "\u2581" * length, -1e6
+        own = Tokenizer.from_bytes(model.SerializeToString())
+        content = as_json(read_vocabulary(own.sp_model, "own.model"), [])
+        there = tokenizers.Tokenizer.from_str(json.dumps(content))
+        runs = (" " * length for length in range(1, 63))
+        if any(there.encode(run, add_special_tokens=False).ids != own.encode_all(run) for run in runs):
+            refused_sets.append(lengths)
+            refused("have the same score", files, own)
+        else:
+            files(own)
+    assert (2, 3) not in refused_sets and len(refused_sets) > 3
+    for number, piece in enumerate(("\u2581\u2581", "\u2581" * 3)):
+        model.pieces[300 + number].piece = piece
+    files(Tokenizer.from_bytes(model.SerializeToString()))
+    model.pieces[310].piece = "\u2581\u2581a"  # merged before they are, from parts of a run
+    refused("have the same score", files, Tokenizer.from_bytes(model.SerializeToString()))
 
 
 def test_pieces_that_are_never_cut_are_refused(tmp_path: Path):
