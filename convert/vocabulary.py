@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of pieces, SentencePiece's numbers too
 SPACE_PIECE = "\u2581"
 NEVER_MERGED = -1e11  # the score of a piece that no pair becomes: llama2.c merges to scores above -1e10
+CHANGES = {"Precompiled": "rewrites letters", "Replace": "joins runs of spaces"}  # by normalizers of a `tokenizer.json`
 
 
 class Vocabulary(NamedTuple):
@@ -61,7 +62,10 @@ def vocabulary_of(tokenizer: Any) -> Vocabulary:
     rules.
     """
     if hasattr(tokenizer, "sp_model"):
-        return read_vocabulary(tokenizer.sp_model, tokenizer.model_path)
+        vocabulary = read_vocabulary(tokenizer.sp_model, tokenizer.model_path)
+        if changes := " and ".join(dict.fromkeys(CHANGES[step["type"]] for step in _normalizer(tokenizer.to_bytes()))):
+            warn(f"{tokenizer.model_path} {changes} before it cuts a text; programs with this format do not")
+        return vocabulary
     if tokenizer.vocabulary is not None:
         return tokenizer.vocabulary
     path = tokenizer.model_path
@@ -92,7 +96,8 @@ def vocabulary_of(tokenizer: Any) -> Vocabulary:
         added=tuple(names[count:]),
     )
     if (text := _other_there(tokenizer, vocabulary)) is not None:
-        warn(f"{path}: {text!r}, for example, becomes other tokens there, where texts are cut as by {beside.name}")
+        shown = repr(text).replace("  ", " \\x20")  # a message has no two spaces
+        warn(f"{path}: {shown}, for example, becomes other tokens there, where texts are cut as by {beside.name}")
     return vocabulary
 
 

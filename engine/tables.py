@@ -399,7 +399,7 @@ def read_sentences(path: str, columns: Columns = USUAL) -> Iterator[str | None]:
         try:
             text = line.replace(*NUL_IS_NO_TEXT).decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError:
-            raise UserError(f"{name} line {number}: not UTF-8 text") from None
+            raise UserError(f"{name} line {number}: not UTF-8 text{', it has a NUL' * (0 in line)}") from None
         if is_empty_line(text) if is_data else not text.strip():
             if not columns.skip_empty:
                 raise UserError(f"{name} line {number}: the sentence is empty; {SKIP}")

@@ -68,6 +68,7 @@ BAD_DATA = {  # content, the line it must name, what it must say
     "label -2": (GOOD + b"-2 ||| a film\n", 3, "-2 is not from 0 to 1"),
     "Latin-1": (GOOD + "1 ||| un café\n".encode("latin-1"), 3, "not UTF-8"),
     "UTF-16": ("0 ||| a film\n".encode("utf-16"), 1, "not UTF-8"),
+    "NUL": (GOOD + b"1 ||| a \0 film\n", 3, "not UTF-8 text, it has a NUL; "),
     "cut in a character": (GOOD + "1 ||| un café".encode()[:-1], 3, "not UTF-8"),
 }
 BAD_MAPPINGS = {

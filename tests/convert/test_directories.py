@@ -15,7 +15,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 from conftest import SENTENCES, drive_in  # noqa: E402
-from conversions import run_convert  # noqa: E402
+from conversions import run_convert, trained_vocabulary  # noqa: E402
 from error_helpers import refused  # noqa: E402
 from shapes import bytes_of_text, hf_llama, rewrite, save  # noqa: E402
 
@@ -219,6 +219,21 @@ def test_a_text_that_other_formats_read_otherwise_is_told(
     vocabulary_of(tokenizer)
     told = capsys.readouterr().err
     assert (told == "") if text is None else (f"'{text}" in told and "becomes other tokens there" in told)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"normalization_rule_name": "identity", "remove_extra_whitespaces": False}, ""),
+        ({"normalization_rule_name": "identity"}, "own.model joins runs of spaces before"),
+        ({"remove_extra_whitespaces": False}, "own.model rewrites letters before"),
+    ],
+)
+def test_what_a_model_does_before_it_cuts_a_text_is_told(how: dict, words: str, tmp_path: Path, capsys):
+    """The first is as Llama's own."""
+    vocabulary_of(trained_vocabulary(tmp_path, **how))
+    told = capsys.readouterr().err
+    assert words in told if words else told == ""
 
 
 def test_a_gguf_file_says_whether_bos_is_put(tmp_path: Path, tiny_tokenizer: Path):

@@ -348,6 +348,7 @@ def test_probabilities_come_with_tabs_between_them(saved: Path, tmp_path: Path):
 BAD = {
     "an empty line": ("good\n\nbad\n", "line 2: the sentence is empty"),
     "not UTF-8": (b"good\nbad\nb\xe9d\n", "line 3: not UTF-8 text"),
+    "a NUL": ("good\nb\0d\n", "line 2: not UTF-8 text, it has a NUL"),
     "nothing": ("", "holds no sentences"),
     "a data file with a line that is none": ("1 ||| good\nbad\n", "line 2: no ' ||| ' between label and sentence"),
     "a label that is none": ("1 ||| good\nx ||| bad\n", "line 2: the label 'x' is not a whole number"),
