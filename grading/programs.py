@@ -215,8 +215,8 @@ def read_text(path: str | os.PathLike) -> str:
     try:
         text = raw.replace(b"\0", b"\xff").decode("utf-8-sig")  # NUL is no text, as in `utils`
     except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise GradingError(f"{path} line {line}: not UTF-8 text; save the file as UTF-8") from None
+        line, nul = raw.count(b"\n", 0, error.start) + 1, ", it has a NUL" * (b"\0" in raw)
+        raise GradingError(f"{path} line {line}: not UTF-8 text{nul}; save the file as UTF-8") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
