@@ -27,7 +27,7 @@ from utils import join_names
 LIST_COLUMNS = ("method", "--option", "trains", "paper")
 WIDTH = 100  # of a line
 NOT_KNOWN = {  # whether they gain anything: "not measured" in the first table of README.md
-    "padding-mask", "distill", "class-weights", "prompt-tuning", "auto-words",
+    "padding-mask", "distill", "prompt-tuning", "auto-words",
 }  # fmt: skip
 PRETRAINING = (
     "Continued pre-training, before all of these (arXiv:2004.10964):",
