@@ -169,8 +169,9 @@ def test_scaled_angles_and_an_output_matrix_of_its_own_are_declared(convert: Cal
 def test_llama_cpp_says_the_same(tmp_path: Path):
     pytest.importorskip("gguf", reason="the package gguf is not installed")
     done = run_module(BUNDLED, tmp_path / "model.gguf", "--to", "gguf", cwd=ROOT)
-    assert done.returncode == 0 and done.stdout == f"wrote {tmp_path / 'model.gguf'}\n"
-    assert "minllama1M.model rewrites letters and joins runs of spaces before" in done.stderr
+    first = "rewrites letters and joins runs of spaces before it cuts a text; programs with this format do not"
+    assert (done.returncode, done.stderr) == (0, f"warning: {BUNDLED.with_suffix('.model')} {first}\n")
+    assert done.stdout == f"wrote {tmp_path / 'model.gguf'}\n"
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
     tokenizer = Tokenizer(tokenizer_model=BUNDLED.with_suffix(".model"))
     prompt = tokenizer.encode("The lighthouse keeper", bos=True, eos=False)
