@@ -44,7 +44,10 @@ MAPPINGS = tuple(f"data/{dataset}-label-mapping.json" for dataset in LABEL_NAMES
 OWN_FOLDERS = (
     *CODE_FOLDERS, REQUIREMENTS, "benchmarks", "checkpoints", "docs", "handout", "notebooks", "tests", ".ci", ".github",
 )  # fmt: skip
-OWN_FILES = ("pyproject.toml", ".gitattributes", ".gitignore", "README.zh-TW.md")
+OWN_FILES = (
+    "pyproject.toml", ".editorconfig", ".gitattributes", ".gitignore", ".pre-commit-config.yaml", "CONTRIBUTING.md",
+    "README.zh-TW.md",
+)  # fmt: skip
 FETCHED = ("tokenizer.model", "rotary_embedding_actual.data", "optimizer_test.npy")
 DATA_SETS = (*LABEL_NAMES, "films", "pros-cons", "subj")
 MAX_DEPTH = 10  # of a module in packages

@@ -118,6 +118,7 @@ def test_it_is_said_of_every_folder_of_the_package_what_of_it_is_packed():
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}  # a reader's own folders may lie beside them
     assert packages | {"checkpoints", "docs", "requirements", "tests"} <= {*OWN_FOLDERS}
     assert not is_carried("handout/holes.py") and is_carried("data/sst-label-mapping.json")
+    assert not any(map(is_carried, ("CONTRIBUTING.md", ".editorconfig", ".pre-commit-config.yaml")))
     for name in (*(source.name for source in SOURCES.values()), "sst2"):
         assert not is_carried(f"data/{name}-train.txt")
 
