@@ -187,9 +187,9 @@ class TrainingCallback:
 # ----------------------------------------------------------------------------------------------- the figures of one run
 
 FILE = "metrics.jsonl"
-CHARTS = {"loss": "train/loss", "lr": "train/lr", "gradient_norm": "train/gradient_norm",
-          "rows_per_second": "pace/rows_per_second", "memory_mb": "pace/memory_mb"}  # fmt: skip
-CHARTS = {"train_score": "score/train", "dev_score": "score/dev"}
+STEP_CHARTS = {"loss": "train/loss", "lr": "train/lr", "gradient_norm": "train/gradient_norm",
+               "rows_per_second": "pace/rows_per_second", "memory_mb": "pace/memory_mb"}  # fmt: skip
+EPOCH_CHARTS = {"train_score": "score/train", "dev_score": "score/dev"}
 
 
 def check_folder(folder: str | os.PathLike, is_resumed: bool) -> None:
@@ -265,7 +265,7 @@ class MetricsLog:
         }
         self._keep(record)
         if self.events is not None:
-            for name, chart in CHARTS.items():
+            for name, chart in STEP_CHARTS.items():
                 value = record[name]
                 self.events.add_scalar(chart, max(value) if isinstance(value, list) else value, measurement.number)
 
@@ -274,7 +274,7 @@ class MetricsLog:
             return
         self._keep(_of_epoch(result))
         if self.events is not None:
-            for name, chart in CHARTS.items():
+            for name, chart in EPOCH_CHARTS.items():
                 self.events.add_scalar(chart, getattr(result, name), result.epoch)
             self.events.flush()
 

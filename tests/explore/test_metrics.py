@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import json
 import math
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -267,6 +268,27 @@ def test_tensorboard_has_the_same_figures_also_after_going_on(tmp_path: Path):
     log_steps(tmp_path, steps[2:], history=[result(0)])
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [(each.step, each.value) for each in events.Scalars("train/loss")] == [(n, n + 0.5) for n in range(4)]
+
+
+def test_each_step_and_epoch_goes_to_its_charts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Where tensorboard is absent, too."""
+    shown = []
+
+    class Writer:
+        def __init__(self, folder: str, purge_step: int):
+            self.flush, self.close = (lambda: None), (lambda: None)
+
+        def add_scalar(self, chart: str, value: float, at: int) -> None:
+            shown.append((chart, value, at))
+
+    monkeypatch.setattr(metrics, "has_tensorboard", lambda: True)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
+    log_steps(tmp_path, [STEP._replace(number=7, rates=[1e-3, 2e-3])], 1)
+    memory = next(value for chart, value, _ in shown if chart == "pace/memory_mb")
+    expected = [("train/loss", 1.5, 7), ("train/lr", 2e-3, 7), ("train/gradient_norm", 0.5, 7)]
+    expected += [("pace/rows_per_second", 32.0, 7), ("pace/memory_mb", memory, 7), ("score/dev", 0.5, 0)]
+    assert sorted(each for each in shown if each[0] != "score/train") == sorted(expected)
+    assert [at for chart, _, at in shown if chart == "score/train"] == [0]
 
 
 def test_a_long_run_is_thinned_and_keeps_its_last_step():
