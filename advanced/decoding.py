@@ -68,7 +68,7 @@ class BeamSearch:
         repeats its stop token.
         """
         Sampling(repetition_penalty=repetition_penalty)  # raises `ValueError` where it is out of range
-        beams = Beams(self, idx, stop_ids, repetition_penalty, settings.get("pad"))
+        beams = Beams(self, idx, stop_ids, repetition_penalty)
         live = self.generator.generate(idx, max_new_tokens, 0.0, stop_ids=stop_ids, choose=beams.choose, **settings)
         return beams.best(live)
 
@@ -76,15 +76,8 @@ class BeamSearch:
 class Beams:
     """The beams of a search and the texts that ended. Scores are float64, on the CPU, because MPS has no float64."""
 
-    def __init__(
-        self,
-        search: BeamSearch,
-        idx: torch.Tensor,
-        stop_ids: Collection[int],
-        penalty: float | None = None,
-        pad: torch.Tensor | None = None,
-    ):
-        self.search, self.prompt_len, self.penalty, self.pad = search, idx.shape[1], penalty, pad
+    def __init__(self, search: BeamSearch, idx: torch.Tensor, stop_ids: Collection[int], penalty: float | None = None):
+        self.search, self.prompt_len, self.penalty = search, idx.shape[1], penalty
         self.stops = torch.tensor(sorted(set(stop_ids)), dtype=torch.int64)
         self.scores = torch.zeros(len(idx), 1, dtype=torch.float64)  # b 1, and b n once there are beams
         self.ended: list[list[tuple[float, torch.Tensor]]] = [[] for _ in idx]  # of each text, with their final scores
@@ -95,8 +88,7 @@ class Beams:
         The first call has one row for each text; later calls have n.
         """
         (b, before), n, v = self.scores.shape, self.search.beams, logits.shape[-1]
-        pad = None if self.pad is None else self.pad.repeat_interleave(before)  # r
-        logits = penalize_repeats(logits, idx, self.penalty, pad)
+        logits = penalize_repeats(logits, idx, self.penalty)
         likeliest(logits)  # raises where they are not finite
         log_probs = logits.cpu().double().log_softmax(-1).unflatten(0, (b, before))  # b n v
         totals = (self.scores[..., None] + log_probs).flatten(1)  # b nv
@@ -164,18 +156,17 @@ class ContrastiveSearch:
         idx: torch.Tensor,
         max_new_tokens: int,
         *,
-        pad: torch.Tensor | None = None,
         repetition_penalty: float | None = None,
         **settings: Any,
     ) -> torch.Tensor:
-        """The text for each prompt. idx: b s -> b (s + new). pad, settings: of `continue_texts`.
+        """The text for each prompt. idx: b s -> b (s + new). settings: of `continue_texts`.
 
         repetition_penalty: see `engine.decoding.penalize_repeats`.
         """
         Sampling(repetition_penalty=repetition_penalty)  # raises `ValueError` where it is out of range
-        ahead = LookAhead(self, pad, repetition_penalty)
+        ahead = LookAhead(self, repetition_penalty)
         choices = {"choose": ahead.choose, "next_logits": ahead.next_logits}
-        return continue_texts(self.llama, idx, max_new_tokens, 0.0, pad=pad, **choices, **settings)
+        return continue_texts(self.llama, idx, max_new_tokens, 0.0, **choices, **settings)
 
 
 class LookAhead:
@@ -185,8 +176,8 @@ class LookAhead:
     chosen. While the texts fit into the model, keys and values of all candidates are kept; `rows` are the chosen ones.
     """
 
-    def __init__(self, search: ContrastiveSearch, pad: torch.Tensor | None, penalty: float | None = None):
-        self.search, self.llama, self.pad, self.penalty = search, search.llama, pad, penalty
+    def __init__(self, search: ContrastiveSearch, penalty: float | None = None):
+        self.search, self.llama, self.penalty = search, search.llama, penalty
         self.limit = search.llama.config.max_seq_len
         self.logits: torch.Tensor | None = None  # b v
         self.cache: KVCache | None = None
@@ -206,17 +197,13 @@ class LookAhead:
 
     def choose(self, logits: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
         """Equation 5. logits: b v, idx: b s -> b 1"""
-        logits = penalize_repeats(logits, idx, self.penalty, self.pad)
+        logits = penalize_repeats(logits, idx, self.penalty)
         likeliest(logits)  # raises where they are not finite
         candidates = logits.topk(min(self.search.candidates, logits.shape[-1])).indices  # b k
         probs = logits.float().softmax(-1).gather(-1, candidates)  # b k
         fits = self.cache is not None and idx.shape[1] < self.limit
         following, h_v, h_text = self._continue(candidates) if fits else self._read(idx, candidates)
         similarity = (h_text @ h_v[..., None])[..., 0]  # b k s
-        pad = self._padding(idx.shape[1] - similarity.shape[-1])
-        if pad is not None:
-            places = torch.arange(similarity.shape[-1], device=idx.device)
-            similarity = similarity.masked_fill((places < pad[:, None])[:, None], -math.inf)
         alpha = self.search.alpha
         best = ((1 - alpha) * probs - alpha * similarity.amax(-1)).argmax(-1)  # b
         texts = torch.arange(len(idx), device=idx.device)
@@ -237,14 +224,6 @@ class LookAhead:
         """Read each text with each candidate, without a cache. b s, b k -> b k v, b k D, and b k s D of the texts"""
         k = candidates.shape[1]
         texts = torch.cat((idx.repeat_interleave(k, dim=0), candidates.reshape(-1, 1)), dim=1)[:, -self.limit :]
-        pad = self._padding(idx.shape[1] + 1 - texts.shape[1])
-        if pad is None:
-            logits, h = self.llama(texts)  # r 1 v, r s D
-        else:
-            logits, h = KVCache(self.llama, *texts.shape, pad.repeat_interleave(k)).read(texts)
+        logits, h = self.llama(texts)  # r 1 v, r s D
         h = F.normalize(h.float(), dim=-1).unflatten(0, candidates.shape)
         return logits.view(*candidates.shape, -1), h[:, :, -1], h[:, :, :-1]
-
-    def _padding(self, dropped: int) -> torch.Tensor | None:
-        """The padding that is left after the first `dropped` tokens of each text are gone. -> b"""
-        return None if self.pad is None else (self.pad - dropped).clamp(min=0)

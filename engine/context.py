@@ -1,10 +1,10 @@
 """Texts that are read with more than llama.py's forward pass has: positions, a mask, the keys and values so far.
 
-llama.py reads a whole text from position 0. A key/value cache, padding before a text, a mask of one's own and a
-query at one position need more. Here they meet the model's own code: `ContextLlama` is a second set of modules that
-share parameters, children and hooks with the model's; only the attention is of another class, `ContextAttention`,
-which has `Attention.forward` once more, with a context. So what is edited in llama.py counts here as well, but for
-that method and `rope.apply_rotary_emb`: `context_check` says whether these still agree.
+llama.py reads a whole text from position 0. A key/value cache, a mask of one's own and a query at one position need
+more. Here they meet the model's own code: `ContextLlama` is a second set of modules that share parameters, children and
+hooks with the model's; only the attention is of another class, `ContextAttention`, which has `Attention.forward` once
+more, with a context. So what is edited in llama.py counts here as well, but for that method and
+`rope.apply_rotary_emb`: `context_check` says whether these still agree.
 
 Shapes:
     b batch      s query position   t key position   h query heads   g key/value heads   L layers
@@ -33,10 +33,10 @@ from utils import UserError
 class AttentionContext(NamedTuple):
     """Positions and attention mask of one forward pass; every layer gets the same object.
 
-    start: the position of the first token in its text, an int for all rows or a tensor of shape b (negative for a row
-    that begins with padding). mask: bool, broadcasts to b h s t, True where a query may see a key; None: every query
-    sees every key. at: b, the only query position of each row; None: every position is a query. cache: an object
-    whose `store` adds the keys and values of earlier texts, as `KVCache` does.
+    start: the position of the first token in its text, an int for all rows or a tensor of shape b. mask: bool,
+    broadcasts to b h s t, True where a query may see a key; None: every query sees every key. at: b, the only query
+    position of each row; None: every position is a query. cache: an object whose `store` adds the keys and values of
+    earlier texts, as `KVCache` does.
     """
 
     start: int | torch.Tensor = 0
@@ -103,7 +103,7 @@ def rotate(
         cos, sin = rope_table(head_dim, table_rows(start + length, max_seq_len), theta, x.device, scaling)
         cos, sin = cos[start : start + length], sin[start : start + length]  # s d/2
     else:  # no table: reading the largest position from a tensor would make a GPU wait
-        positions = (start[:, None] + torch.arange(length, device=x.device)).clamp(min=0)  # b s
+        positions = start[:, None] + torch.arange(length, device=x.device)  # b s
         angles = positions[..., None].float() * frequencies(head_dim, theta, scaling).to(x.device)  # b s d/2
         cos, sin = angles.cos(), angles.sin()
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))  # b s h d/2
@@ -167,19 +167,17 @@ class KVCache:
     """Keys and values of texts, and the model that reads what comes next: `read`.
 
     The code that generates text owns the cache; the model keeps no state. The buffers are made once, for `max_len`
-    positions. All rows hold the same number of positions; a shorter text begins with padding.
-    pad: b, the number of padding tokens at the start of each row. Raises `ValueError` for a bidirectional model,
+    positions. All rows hold the same number of positions. Raises `ValueError` for a bidirectional model,
     where each new token would change the keys and values of all earlier tokens.
     """
 
-    def __init__(self, llama: Llama, batch_size: int, max_len: int, pad: torch.Tensor | None = None):
+    def __init__(self, llama: Llama, batch_size: int, max_len: int):
         config = llama.config
         if not config.is_causal:
             raise ValueError('a key/value cache needs attention="causal"')
         self.shape = (config.n_layers, batch_size, config.n_kv_heads, max_len, config.head_dim)
         self.keys: torch.Tensor | None = None  # L b g t d, once something is stored
         self.values: torch.Tensor | None = None
-        self.pad = None if pad is None or not pad.any() else pad
         self.device = next(llama.parameters()).device
         self.length = 0
         self.reader = ContextLlama(llama)
@@ -199,13 +197,8 @@ class KVCache:
         length = self.length + new
         if length > self.shape[3]:
             raise RuntimeError(f"the cache is for {self.shape[3]} tokens, not {length}")
-        start = self.length if self.pad is None else self.length - self.pad
-        mask = None  # a single new token sees everything
-        if self.pad is not None:
-            mask = padded_causal_mask(self.pad, new, length)  # b 1 s t
-        elif new > 1:
-            mask = last_rows(new, length, self.device)  # s t
-        self.length = length
+        mask = last_rows(new, length, self.device) if new > 1 else None  # s t; a single new token sees everything
+        start, self.length = self.length, length
         return AttentionContext(start, mask, cache=self)
 
     def store(self, layer_id: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -221,7 +214,6 @@ class KVCache:
         """A new cache with these rows of this one, in this order; a row may be taken several times. rows: r"""
         taken = copy.copy(self)
         taken.shape = (self.shape[0], len(rows), *self.shape[2:])
-        taken.pad = None if self.pad is None else self.pad[rows]
         if self.keys is not None and self.values is not None:
             taken.keys, taken.values = self.keys.index_select(1, rows), self.values.index_select(1, rows)  # L r g t d
         return taken
@@ -230,20 +222,6 @@ class KVCache:
 def last_rows(query_len: int, key_len: int, device: torch.device | None = None) -> torch.Tensor:
     """The last rows of `causal_mask`: the last query sees every key. Returns bool s t; do not write to it."""
     return causal_mask(key_len, device)[key_len - query_len :] if query_len < key_len else causal_mask(key_len, device)
-
-
-def padded_causal_mask(pad: torch.Tensor, query_len: int, key_len: int) -> torch.Tensor:
-    """`last_rows` for texts that begin with padding. No text token sees padding; a padding token sees itself.
-
-    (If it saw no key, its softmax would be NaN, and the NaN would spread.)
-    pad: b, the number of padding tokens at the start of each row. Returns bool b 1 s t.
-    """
-    keys = torch.arange(key_len, device=pad.device)
-    queries = keys[key_len - query_len :]
-    is_real = keys >= pad[:, None]  # b t
-    sees_itself = queries[:, None] == keys  # s t
-    visible = last_rows(query_len, key_len, pad.device) & is_real[:, None, :] | sees_itself  # b s t
-    return visible[:, None]
 
 
 # ---------------------------------------------------------------------- hidden states, and the comparison with llama.py
@@ -374,7 +352,6 @@ def _cases(kinds: set[str]) -> Iterator[Case]:
         yield Case("rope.apply_rotary_emb", (_turned, (kind, LIMIT), torch.randn(2, LIMIT + 3, 4, 8)))
     if "causal" in kinds:
         yield Case("tokens behind a text", (_in_pieces, ("causal", LIMIT), tokens(2, 7)))
-        yield Case("texts behind padding", (_padded, ("causal", LIMIT), tokens(3, 7), torch.tensor([0, 4, 2])))
         yield Case(f"{LONG_TEXT} tokens", (_in_pieces, ("causal", LONG_TEXT), tokens(1, LONG_TEXT)))
 
 
@@ -389,14 +366,14 @@ def _whole(model: Llama, is_plain: bool, tokens: torch.Tensor) -> list[torch.Ten
 
 
 def _turned(model: Llama, is_plain: bool, x: torch.Tensor) -> list[torch.Tensor]:
-    """The rotation of the positions from the third on, of rows that begin at two positions, and before position 0."""
+    """The rotation of the positions from the third on, and of rows that begin at two positions."""
     config = model.config
     settings = config.head_dim, config.max_seq_len, config.rope_theta, config.rope_scaling
     if is_plain:
         both = apply_rotary_emb(x, x[:, :, :2], *settings)
-        return [*(each[:, 3:] for each in both), torch.stack((both[0][0, 3:6], both[0][1, 5:8])), x[:, :1]]
+        return [*(each[:, 3:] for each in both), torch.stack((both[0][0, 3:6], both[0][1, 5:8]))]
     rows = torch.stack((x[0, 3:6], x[1, 5:8]))
-    parts = ((x[:, 3:], 3), (x[:, 3:, :2], 3), (rows, torch.tensor([3, 5])), (x[:, :1], torch.tensor([-2, 0])))
+    parts = ((x[:, 3:], 3), (x[:, 3:, :2], 3), (rows, torch.tensor([3, 5])))
     return [rotate(part, start, *settings) for part, start in parts]
 
 
@@ -408,13 +385,3 @@ def _in_pieces(model: Llama, is_plain: bool, tokens: torch.Tensor) -> list[torch
     cache = KVCache(model, texts, length)
     pieces = [cache.read(piece) for piece in tokens.split([length - 4, 1, 2, 1], dim=1)]
     return [torch.cat([h for _, h in pieces], dim=1), pieces[-1][0]]
-
-
-def _padded(model: Llama, is_plain: bool, tokens: torch.Tensor, pad: torch.Tensor) -> list[torch.Tensor]:
-    """The logits after each text, the first tokens of which are padding."""
-    if is_plain:
-        return [model(row[None, before:])[0][0] for row, before in zip(tokens, pad.tolist(), strict=True)]
-    texts, length = tokens.shape
-    cache = KVCache(model, texts, length, pad)
-    cache.read(tokens[:, :5])
-    return [*cache.read(tokens[:, 5:])[0]]

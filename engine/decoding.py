@@ -72,16 +72,14 @@ class Sampling:
         return self.top_k, self.top_p, self.epsilon, self.min_p
 
 
-def sample_next(
-    logits: torch.Tensor, temperature: float = 1.0, generator: torch.Generator | None = None
-) -> torch.Tensor:
+def sample_next(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     """Choose the next token of each row, b v -> b 1; without a random number at temperature 0. Raises `ValueError`."""
     if not 0.0 <= temperature < math.inf:
         raise ValueError(f"temperature={temperature} must be at least 0 and finite")
     best, largest = likeliest(logits)
     if temperature == 0.0:
         return best
-    return torch.multinomial(softened(logits, largest, temperature), num_samples=1, generator=generator)  # b 1
+    return torch.multinomial(softened(logits, largest, temperature), num_samples=1)  # b 1
 
 
 def softened(logits: torch.Tensor, largest: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -99,37 +97,28 @@ def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return best, largest
 
 
-def chooser(sampling: Sampling, generator: torch.Generator | None = None, pad: torch.Tensor | None = None) -> Choose:
-    """A function that replaces `sample_next`, for the argument `choose` of `continue_texts`.
-
-    pad: b, the number of padding tokens at the start of each row.
-    """
+def chooser(sampling: Sampling) -> Choose:
+    """A function that replaces `sample_next`, for the argument `choose` of `continue_texts`."""
 
     def choose(logits: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
-        logits = penalize_repeats(logits, idx, sampling.repetition_penalty, pad)
+        logits = penalize_repeats(logits, idx, sampling.repetition_penalty)
         if sampling.temperature > 0.0:
             logits = drop(logits, sampling)
-        return sample_next(logits, sampling.temperature, generator)
+        return sample_next(logits, sampling.temperature)
 
     return choose
 
 
-def penalize_repeats(
-    logits: torch.Tensor, idx: torch.Tensor, penalty: float | None, pad: torch.Tensor | None = None
-) -> torch.Tensor:
+def penalize_repeats(logits: torch.Tensor, idx: torch.Tensor, penalty: float | None) -> torch.Tensor:
     """Make the tokens of the text less likely (Keskar et al. 2019, CTRL, arXiv:1909.05858, section 4.1).
 
-    logits: b v, idx: b s -> b v. pad: b, the number of padding tokens at the start of each row of `idx`.
-    The penalty divides a positive logit and multiplies a negative logit, once per token, however often it occurs. (The
-    paper divides both, which would make an unlikely token more likely.) A penalty of 1 or None changes nothing, below 1
-    it rewards repetition. Raises `UserError` as `likeliest` does.
+    logits: b v, idx: b s -> b v. The penalty divides a positive logit and multiplies a negative logit, once per token,
+    however often it occurs. (The paper divides both, which would make an unlikely token more likely.) A penalty of 1 or
+    None changes nothing, below 1 it rewards repetition. Raises `UserError` as `likeliest` does.
     """
     if penalty is None:
         return logits
     likeliest(logits)  # raises the error for logits that are not finite, before they are changed
-    if pad is not None:  # padding is replaced by the last token, which belongs to the text
-        is_pad = torch.arange(idx.shape[1], device=idx.device) < pad[:, None]  # b s
-        idx = idx[:, -1:].where(is_pad, idx)
     seen = logits.gather(-1, idx)  # b s
     largest = torch.finfo(logits.dtype).max  # an infinite penalty times a logit of 0 would be NaN
     penalty = min(penalty, largest)
@@ -198,15 +187,10 @@ def logits_after(llama: Llama, idx: torch.Tensor, cache: KVCache | None = None) 
     cache: of the texts' beginnings; it then holds all of `idx`, unless this is longer than `max_seq_len`.
     """
     limit, length = llama.config.max_seq_len, idx.shape[1]
-    if cache is None:
-        return llama(idx[:, -limit:])[0][:, -1]
-    if length <= limit:
+    if cache is not None and length <= limit:
         return cache.read(idx[:, cache.length :])[0][:, -1]
-    # The window slides: all stored keys and values depend on the dropped token, so they are computed anew.
-    if cache.pad is None:
-        return llama(idx[:, -limit:])[0][:, -1]
-    window = KVCache(llama, len(idx), limit, (cache.pad - (length - limit)).clamp(min=0))
-    return window.read(idx[:, -limit:])[0][:, -1]
+    # Where the window slides, all stored keys and values depend on the dropped token: they are computed anew.
+    return llama(idx[:, -limit:])[0][:, -1]
 
 
 @torch.inference_mode()
@@ -217,8 +201,6 @@ def continue_texts(
     temperature: float = 1.0,
     *,
     stop_ids: Collection[int] = (),
-    generator: torch.Generator | None = None,
-    pad: torch.Tensor | None = None,
     use_cache: bool = True,
     on_token: Callable[[torch.Tensor], None] | None = None,
     choose: Choose | None = None,
@@ -228,17 +210,15 @@ def continue_texts(
 
     idx: b s -> b (s + new). A causal model keeps keys and values until the text is longer than `max_seq_len`, if
     `engine.context` finds that its code allows it; else the tokens in reach are computed anew, with the same result.
-    pad: b, the number of padding tokens at the start of each row. on_token: called with each new column, b 1.
+    on_token: called with each new column, b 1.
     A row that produced one of `stop_ids` repeats it; generation ends early when every row has produced one.
     choose: replaces `sample_next` (logits b v, idx b s -> b 1), and what the config's `sampling` drops; with new tokens
     r 1 it may return row numbers r: row i of the result then continues row number r[i] of `idx`. next_logits: replaces
-    `logits_after` of this model. Raises `ValueError` for `pad` without a cache.
+    `logits_after` of this model.
     """
-    cache = _new_cache(llama, idx, max_new_tokens, pad) if use_cache else None
-    if pad is not None and cache is None:
-        raise ValueError("padding before a text can be hidden from a causal model with a cache only")
+    cache = _new_cache(llama, idx, max_new_tokens) if use_cache else None
     next_logits = next_logits or partial(logits_after, llama)
-    choose = choose or chooser(Sampling(temperature, **SAMPLINGS[llama.config.sampling]), generator)
+    choose = choose or chooser(Sampling(temperature, **SAMPLINGS[llama.config.sampling]))
     stops = torch.tensor(sorted(stop_ids), dtype=idx.dtype, device=idx.device)
     stopped = torch.zeros_like(idx[:, :1], dtype=torch.bool)  # b 1
     for _ in range(max_new_tokens):
@@ -256,10 +236,10 @@ def continue_texts(
     return idx
 
 
-def _new_cache(llama: Llama, idx: torch.Tensor, max_new_tokens: int, pad: torch.Tensor | None) -> KVCache | None:
+def _new_cache(llama: Llama, idx: torch.Tensor, max_new_tokens: int) -> KVCache | None:
     if not llama.config.is_causal or why_no_context(llama) is not None:
         return None
-    return KVCache(llama, len(idx), min(idx.shape[1] + max_new_tokens, llama.config.max_seq_len), pad)
+    return KVCache(llama, len(idx), min(idx.shape[1] + max_new_tokens, llama.config.max_seq_len))
 
 
 # --------------------------------------------------------------------------------------- the model's own `generate`

@@ -10,7 +10,7 @@ Shapes:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -184,11 +184,10 @@ class DecodeEngine:
             use_threads(number)
             x = self.embeddings[int(idx[0, -1])].numpy().copy()  # D
             position = cache.length
-            first = 0 if cache.pad is None else min(int(cache.pad), position)  # padding sees itself
-            angle = self.angles(position - first)
+            angle = self.angles(position)
             keys, values = cache.keys.numpy(), cache.values.numpy()  # L 1 g t d
             for layer, weights in enumerate(self.layers):
-                loops.layer_step_row(x, weights, angle, keys[layer, 0], values[layer, 0], (first, position + 1))
+                loops.layer_step_row(x, weights, angle, keys[layer, 0], values[layer, 0], (0, position + 1))
             cache.length += 1  # not extend(): it makes masks, which the loops have no use for
             return torch.from_numpy(self._head(loops.norm_row(x, self.norm), only_largest))[None]
 
@@ -315,16 +314,14 @@ def _numbers(matrix: Matrix) -> torch.Tensor:
 def _cases(max_seq_len: int) -> Iterator[Case]:
     yield Case("rope.apply_rotary_emb", ("a rotation", "long"))
     yield Case("LlamaLayer", ("a layer", "grouped"))
-    # which model, how many tokens before, how many of them padding, only the likeliest?
-    yield Case("the next token", ("the next token", "long", 4, 0, False))
-    yield Case("the next token of grouped queries", ("the next token", "grouped", 3, 0, False))
-    yield Case("the likeliest token", ("the next token", "grouped", 2, 0, True))
-    yield Case("the next token of a padded text", ("the next token", "grouped", 4, 2, False))
-    yield Case("the next token of a text that outgrows the model", ("the next token", "grouped", 7, 0, False))
-    yield Case("the next token of a padded text that outgrows it", ("the next token", "grouped", 7, 3, False))
+    # which model, how many tokens before, only the likeliest?
+    yield Case("the next token", ("the next token", "long", 4, False))
+    yield Case("the next token of grouped queries", ("the next token", "grouped", 3, False))
+    yield Case("the likeliest token", ("the next token", "grouped", 2, True))
+    yield Case("the next token of a text that outgrows the model", ("the next token", "grouped", 7, False))
     yield Case("the next token, everything computed anew", ("no cache", "grouped", 5))
     if max_seq_len > 16:
-        yield Case("the last token of a long text", ("the next token", "long", max_seq_len - 2, 0, False))
+        yield Case("the last token of a long text", ("the next token", "long", max_seq_len - 2, False))
 
 
 def _rotation(pair: EnginePair, is_plain: bool) -> list[torch.Tensor]:
@@ -357,11 +354,11 @@ def _layer_steps(pair: EnginePair, x: torch.Tensor, start: int, keys: torch.Tens
         loops.layer_step_row(row, pair.engine.layers[0], angle, keys.numpy(), values.numpy(), seen)
 
 
-def _next_tokens(pair: EnginePair, is_plain: bool, length: int, pad: int, only_largest: bool) -> list[torch.Tensor]:
-    """Logits of two more tokens of a text of `length` tokens, `pad` of which are padding, and their keys."""
+def _next_tokens(pair: EnginePair, is_plain: bool, length: int, only_largest: bool) -> list[torch.Tensor]:
+    """Logits of two more tokens of a text of `length` tokens, and their keys."""
     model, limit = pair.model, pair.model.config.max_seq_len
     idx = torch.randint(0, model.config.vocab_size, (1, length + 2))
-    cache = filled_cache(model, idx[:, :length], [pad])
+    cache = filled_cache(model, idx[:, :length])
     answers = []
     for end in (length + 1, length + 2):
         if is_plain or end > limit:  # where the window slides, the model computes for both sides
@@ -380,10 +377,10 @@ def _uncached(pair: EnginePair, is_plain: bool, length: int) -> list[torch.Tenso
     return [pair.engine.next_logits(idx, filled_cache(model, idx[:, :-1]))] * 2
 
 
-def filled_cache(model: Llama, tokens: torch.Tensor, pad: Sequence[int] = (0,)) -> KVCache:
+def filled_cache(model: Llama, tokens: torch.Tensor) -> KVCache:
     """The cache after texts: the model reads up to 16 tokens; longer texts have random keys and values. tokens: b s"""
     config, (texts, length) = model.config, tokens.shape
-    cache = KVCache(model, texts, config.max_seq_len, torch.tensor(pad))
+    cache = KVCache(model, texts, config.max_seq_len)
     if length > 16:
         cache.keys, cache.values = torch.randn(2, *cache.shape)
         cache.length = length

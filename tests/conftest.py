@@ -125,9 +125,9 @@ def random_llama(seed: int = 0, gain: float = 4.0, **changes) -> Llama:
     return model.eval()
 
 
-def choosing(temperature: float = 1.0, generator: Any = None, pad: Any = None, **settings: Any) -> Callable:
+def choosing(temperature: float = 1.0, **settings: Any) -> Callable:
     """The argument `choose` of `continue_texts` for settings of `Sampling`."""
-    return chooser(Sampling(temperature, **settings), generator, pad)
+    return chooser(Sampling(temperature, **settings))
 
 
 @pytest.fixture(scope="session")

@@ -9,17 +9,11 @@ import torch
 from conftest import random_llama, slow_among
 
 from base_llama import causal_mask
-from engine.context import ContextLlama, KVCache, last_rows, padded_causal_mask
+from engine.context import ContextLlama, KVCache, last_rows
 from engine.decoding import continue_texts
 from llama import Llama
 
-PROMPTS = [[1, 45, 299, 7, 7, 120, 33], [1, 9], [1, 260, 14, 3, 88], [1]]
-
-
-def left_padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    longest = max(map(len, prompts))
-    pad = torch.tensor([longest - len(prompt) for prompt in prompts])
-    return torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts]), pad
+PROMPTS = torch.tensor([[1, 45, 299, 7, 7], [1, 9, 5, 120, 33], [1, 260, 14, 3, 88], [1, 1, 1, 2, 4]])
 
 
 def causal(seed: int = 0, **changes):
@@ -39,19 +33,9 @@ def test_cached_ids_are_the_uncached_ids_for_thousands_of_tokens(seed: int, n_kv
 def test_a_text_that_outgrows_the_model_goes_on_as_without_a_cache():
     model = causal(max_seq_len=16)
     longer = torch.randint(4, 300, (2, 40))  # longer than the model before the first new token
-    for prompt, new in ((torch.tensor(PROMPTS[:1]), 60), (longer, 5)):
+    for prompt, new in ((PROMPTS[:1], 60), (longer, 5)):
         uncached = continue_texts(model, prompt, new, temperature=0.0, use_cache=False)
         assert torch.equal(continue_texts(model, prompt, new, temperature=0.0), uncached)
-
-
-@pytest.mark.parametrize("max_seq_len", [64, 12])
-def test_prompts_of_different_lengths_are_continued_as_if_alone(max_seq_len: int):
-    model = causal(max_seq_len=max_seq_len)
-    idx, pad = left_padded(PROMPTS)
-    together = continue_texts(model, idx, 30, temperature=0.0, pad=pad)
-    for row, prompt in enumerate(PROMPTS):
-        alone = continue_texts(model, torch.tensor([prompt]), 30, temperature=0.0)[0]
-        assert torch.equal(together[row, pad[row] :], alone)
 
 
 def test_a_cache_filled_in_pieces_gives_the_logits_of_one_pass():
@@ -63,16 +47,6 @@ def test_a_cache_filled_in_pieces_gives_the_logits_of_one_pass():
         logits, states = zip(*(cache.read(part) for part in tokens.split(pieces, dim=1)), strict=True)
         torch.testing.assert_close(model.output(torch.cat(states, dim=1)), whole, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(logits[-1], whole[:, -1:], atol=1e-5, rtol=1e-5)
-
-
-def test_padding_before_a_text_changes_no_logits():
-    model = causal()
-    idx, pad = left_padded(PROMPTS)
-    logits = model.output(KVCache(model, len(PROMPTS), idx.shape[1], pad).read(idx)[1])
-    assert logits.isfinite().all()
-    for row, prompt in enumerate(PROMPTS):
-        alone, _ = model(torch.tensor([prompt]), targets=idx)
-        torch.testing.assert_close(logits[row, pad[row] :], alone[0], atol=1e-5, rtol=1e-5)
 
 
 def of_last_attention(model: Llama, run: Callable[[], object]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,40 +61,33 @@ def of_last_attention(model: Llama, run: Callable[[], object]) -> tuple[torch.Te
 
 def test_one_position_may_ask_beside_a_cache():
     model = causal()
-    idx, pad = left_padded(PROMPTS)
-    for padding in (pad, None):
-        whole, beside = (KVCache(model, len(idx), idx.shape[1], padding) for _ in range(2))
-        read, expected = of_last_attention(model, lambda whole=whole: whole.read(idx))
-        beside.read(idx[:, :3])
-        at = torch.tensor([3, 0, 2, 3])
-        ask = beside.reader.attentions[-1]
-        found = ask(read[:, 3:], beside.extend(4).queried_at(at))
-        torch.testing.assert_close(found[:, 0], expected[:, 3:][torch.arange(4), at], atol=1e-5, rtol=1e-5)
+    whole, beside = (KVCache(model, *PROMPTS.shape) for _ in range(2))
+    read, expected = of_last_attention(model, lambda: whole.read(PROMPTS))
+    beside.read(PROMPTS[:, :2])
+    at = torch.tensor([2, 0, 1, 2])
+    ask = beside.reader.attentions[-1]
+    found = ask(read[:, 2:], beside.extend(3).queried_at(at))
+    torch.testing.assert_close(found[:, 0], expected[:, 2:][torch.arange(4), at], atol=1e-5, rtol=1e-5)
 
 
 def test_rows_that_are_taken_are_continued_like_their_texts_and_leave_the_others_alone():
-    model, (idx, pad) = causal(), left_padded(PROMPTS)
-    cache, rows = KVCache(model, 4, 12, pad), torch.tensor([2, 0, 2, 3, 1, 1])
+    model = causal()
+    cache, rows = KVCache(model, 4, 12), torch.tensor([2, 0, 2, 3, 1, 1])
     assert cache.take(rows).keys is None and cache.take(rows).shape[1] == 6  # as a cache of nothing
-    cache.read(idx)
+    cache.read(PROMPTS)
     taken, new = cache.take(rows), torch.tensor([[5], [6], [7], [8], [9], [10]])
     logits = taken.read(new)[0][:, 0]
     cache.read(new[:4])
-    assert cache.length == taken.length == idx.shape[1] + 1
+    assert cache.length == taken.length == PROMPTS.shape[1] + 1
     for row, source in enumerate(rows.tolist()):
         alone = model(torch.tensor([[*PROMPTS[source], 5 + row]]))[0][0, -1]
         torch.testing.assert_close(logits[row], alone, atol=1e-5, rtol=1e-5)
-    plain = KVCache(model, 2, 3)
-    plain.read(torch.tensor([[1, 4], [1, 5]]))
-    assert plain.take(torch.tensor([1])).pad is None
 
 
 def test_only_a_causal_model_can_have_one():
     model = random_llama()
     with pytest.raises(ValueError, match="causal"):
         KVCache(model, 1, 8)
-    with pytest.raises(ValueError, match="causal"):
-        continue_texts(model, torch.tensor([[1, 2]]), 3, pad=torch.tensor([0]))
 
 
 def test_every_new_token_is_announced():
@@ -129,13 +96,10 @@ def test_every_new_token_is_announced():
     assert torch.equal(torch.cat(seen, dim=1), ids[:, 2:])
 
 
-def test_a_text_begins_at_position_0_whatever_padding_is_before_it():
+def test_a_text_begins_at_position_0():
     """Where rotation tells distances alone, logits do not depend on it; but angles of far positions are less exact."""
-    pad = torch.tensor([0, 2, 4])
-    for padding, starts in ((pad, [[0, -2, -4], [5, 3, 1]]), (None, [0, 5]), (0 * pad, [0, 5])):
-        cache = KVCache(causal(), 3, 8, padding)
-        for new, start in zip((5, 1), starts, strict=True):
-            assert torch.as_tensor(cache.extend(new).start).tolist() == start
+    cache = KVCache(causal(), 3, 8)
+    assert [cache.extend(new).start for new in (5, 1, 2)] == [0, 5, 6]
 
 
 def test_a_full_cache_is_an_error():
@@ -153,29 +117,18 @@ def test_a_mask_and_the_buffers_are_made_where_they_are_asked_for():
     assert all(kept.is_meta for kept in cache.store(0, *torch.empty(2, *cache.shape[1:3], 2, 8, device="meta")))
 
 
-def test_masks_show_what_stands_before_a_query_and_no_padding():
+def test_masks_show_what_stands_before_a_query():
     assert causal_mask(3).tolist() == [[True, False, False], [True, True, False], [True, True, True]]
     assert last_rows(2, 3).tolist() == causal_mask(3)[1:].tolist() and torch.equal(last_rows(3, 3), causal_mask(3))
-    for query_len in (1, 3, 5):
-        mask = padded_causal_mask(torch.tensor([0, 2, 4]), query_len, 5)
-        assert mask.shape == (3, 1, query_len, 5)
-        for row, pad in enumerate((0, 2, 4)):
-            for place, query in enumerate(range(5 - query_len, 5)):
-                seen = [key == query or pad <= key <= query for key in range(5)]
-                assert mask[row, 0, place].tolist() == seen
 
 
 @pytest.mark.parametrize("scaling", [None, ("linear", 4.0), ("llama3", 8.0, 1.0, 4.0, 64.0)])
 @pytest.mark.parametrize("norm", ["rms", "layer"])
 def test_a_cache_knows_the_angles_and_norms_of_its_model(scaling: tuple | None, norm: str):
     model = causal(rope_theta=500.0, rope_scaling=scaling, norm=norm, n_kv_heads=2)
-    idx, pad = left_padded(PROMPTS)
-    cache = KVCache(model, *idx.shape, pad)
-    cache.read(idx[:, :4])
-    logits = cache.read(idx[:, 4:])[0]
-    for row, prompt in enumerate(PROMPTS):
-        alone = model(torch.tensor([prompt]))[0][0]
-        torch.testing.assert_close(logits[row], alone, atol=1e-5, rtol=1e-5)
+    cache = KVCache(model, *PROMPTS.shape)
+    cache.read(PROMPTS[:, :3])
+    torch.testing.assert_close(cache.read(PROMPTS[:, 3:])[0], model(PROMPTS)[0], atol=1e-5, rtol=1e-5)
 
 
 def test_a_cache_leaves_the_model_as_it_is():

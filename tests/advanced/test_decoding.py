@@ -35,14 +35,6 @@ def prompts(rows: int = 3, seed: int = 0, vocab: int = 300) -> torch.Tensor:
     return torch.randint(0, vocab, (rows, 5), generator=torch.Generator().manual_seed(seed))
 
 
-def left_padded(model: Llama) -> tuple[torch.Tensor, torch.Tensor]:
-    """With the likeliest next token of each, which a penalty would hit if padding were of the text."""
-    longest = max(map(len, PROMPTS))
-    likely = [model.generate(torch.tensor([prompt]), 1, 0.0)[0, -1].item() for prompt in PROMPTS]
-    rows = ([token] * (longest - len(prompt)) + prompt for token, prompt in zip(likely, PROMPTS, strict=True))
-    return torch.tensor([*rows]), torch.tensor([longest - len(prompt) for prompt in PROMPTS])
-
-
 def stop_tokens(model: Llama, idx: torch.Tensor, count: int = 3) -> list[int]:
     """Some that the likeliest texts hold, so that searches meet them."""
     found = BeamSearch(Decoder(model), 4).generate(idx, NEW)[:, idx.shape[1] + 2 :: 4].flatten().tolist()
@@ -148,21 +140,6 @@ def test_a_cache_changes_no_beam():
             BeamSearch(Decoder(model), 4).generate(prompts(), 30, use_cache=use_cache) for use_cache in (True, False)
         ]
         assert torch.equal(*texts)
-
-
-@pytest.mark.parametrize("max_seq_len", [64, 10])
-def test_prompts_of_different_lengths_are_searched_as_if_alone(max_seq_len: int):
-    model = causal(max_seq_len=max_seq_len)
-    idx, pad = left_padded(model)
-    stops = stop_tokens(model, idx)
-    searches = BeamSearch(Decoder(model), 3), ContrastiveSearch(model, 0.6, 4)
-    for search, penalty in itertools.product(searches, (None, 1.4)):
-        settings = dict(stop_ids=stops, repetition_penalty=penalty)
-        together = search.generate(idx, NEW, pad=pad, **settings)
-        for row, prompt in enumerate(PROMPTS):
-            alone = search.generate(torch.tensor([prompt]), NEW, **settings)[0].tolist()
-            expected = alone + [alone[-1]] * (together.shape[1] - pad[row].item() - len(alone))
-            assert together[row, pad[row] :].tolist() == expected
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 2.0])

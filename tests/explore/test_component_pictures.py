@@ -12,7 +12,6 @@ from page_parts import is_close, pictures
 from svg_picture import BLUE, GREY, ORANGE, Box, Picture
 
 from base_llama import causal_mask
-from engine.context import padded_causal_mask
 from engine.decoding import logits_after
 from engine.weights import load_llama_model
 from explore.components.pages import pages
@@ -136,10 +135,10 @@ def test_attention(bundled: Llama, tokenizer: Tokenizer):
 
 def test_masks():
     found = picture("masks")
-    masks = torch.ones(6, 6), causal_mask(6).float(), padded_causal_mask(torch.tensor([2]), 6, 6)[0, 0].float()
+    masks = torch.ones(6, 6), causal_mask(6).float()
     for number, mask in enumerate(masks):
         assert torch.equal(squares(found.boxes[36 * number : 36 * number + 36], 6), mask)
-    assert found.words == ["no mask: bidirectional", "causal_mask(6)", "padded, pad = 2"]
+    assert found.words == ["no mask: bidirectional", "causal_mask(6)"]
 
 
 def test_grouped_queries(bundled: Llama):

@@ -601,7 +601,7 @@ def test_every_function_that_a_piece_goes_through_belongs_to_it():
     assert {"forward", "_norm", "silu", "rsqrt", "apply_rotary_emb", "rope_table", "frequencies", "complex"} <= names
     assert {"causal_mask", "sqrt", "compute_query_key_value_scores", "view_as_real"} <= names
     names = {link.name for link in CallTrace(KVCache).links}
-    assert {"store", "extend", "causal_mask", "padded_causal_mask", "last_rows", "copy"} <= names
+    assert {"store", "extend", "causal_mask", "last_rows", "copy"} <= names
 
 
 def test_the_kernels_agree_with_llama_py():

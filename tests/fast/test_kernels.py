@@ -142,19 +142,20 @@ def test_what_is_hung_on_either_is_seen_by_both(kind: type, on_kernel: bool):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
 def test_a_cache_is_read_by_the_fused_attention(monkeypatch: pytest.MonkeyPatch, precision: str):
-    """Of texts behind padding as well, whose mask the kernel gets."""
-    model, pad = random_llama(attention="causal", n_kv_heads=2), torch.tensor([0, 2])
-    expected = KVCache(model, *TOKENS.shape, pad).read(TOKENS)
+    """The first tokens as a causal text, one alone without a mask, and others with one, in every layer."""
+    model = random_llama(attention="causal", n_kv_heads=2)
+    expected = KVCache(model, *TOKENS.shape).read(TOKENS)
     accelerate(model, precision)
     assert why_no_context(model) is None
-    cache, asked = KVCache(model, *TOKENS.shape, pad), []
+    cache, asked = KVCache(model, *TOKENS.shape), []
     assert {type(attention) for attention in cache.reader.attentions} == {FusedContextAttention}
     fused = F.scaled_dot_product_attention
     monkeypatch.setattr(
         F, "scaled_dot_product_attention", lambda *args, **how: asked.append(how) or fused(*args, **how)
     )
     pieces = [cache.read(piece) for piece in TOKENS.split([4, 1, 2], dim=1)]
-    assert len(asked) == 3 * model.n_layers and all(how["attn_mask"] is not None for how in asked)
+    told = [(how["is_causal"], how["attn_mask"] is not None) for how in asked]
+    assert told == [each for each in ((True, False), (False, False), (False, True)) for _ in range(model.n_layers)]
     near = {"fp32": 1e-5, "bf16": 3e-2, "int8": 5e-2}[precision]
     assert_near(torch.cat([h for _, h in pieces], dim=1), expected[1], near)
     assert_near(pieces[-1][0], expected[0], near)
