@@ -25,7 +25,7 @@ from benchmarks.bench import Bench, Line
 from benchmarks.sentences import IdTokenizer, MeasuredSentences
 from benchmarks.table import COURSE, OURS, Work
 from engine.data import Example
-from engine.tasks import EncodingRules, LlamaDataset
+from engine.tasks import EncodingRules, LlamaDataset, padded
 from engine.training import Trainer
 from tokenizer import Tokenizer
 
@@ -137,9 +137,8 @@ def evaluate(model: nn.Module, loader: DataLoader) -> tuple[float, float]:
 def collate(tokenizer: Tokenizer | IdTokenizer, examples: list[Example]) -> dict[str, torch.Tensor]:
     """A batch, tokenised and padded when it is needed: token_ids b s, labels b"""
     encoded = [tokenizer.encode(example.sentence, bos=True, eos=False) for example in examples]
-    longest = max(len(ids) for ids in encoded)
-    padded = [ids + [tokenizer.pad_id] * (longest - len(ids)) for ids in encoded]
-    return {"token_ids": torch.tensor(padded), "labels": torch.tensor([example.label for example in examples])}
+    labels = torch.tensor([example.label for example in examples])
+    return {"token_ids": padded(encoded, tokenizer.pad_id), "labels": labels}
 
 
 def epochs(bench: Bench, works: Sequence[Work]) -> list[Line]:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from bert.pairs import Document, SegmentPair, pairs_of
 from bert.wordpiece import CONTINUED, WordPiece
-from engine.tasks import NO_TARGET
+from engine.tasks import NO_TARGET, padded
 from engine.text.runs import Passes
 from utils import UserError
 
@@ -155,12 +155,6 @@ class PretrainingData(Dataset):
         keys = [(0, place) for place in range(self.count)]
         each = [keys[first : first + batch_size] for first in range(0, len(keys), batch_size)]
         return DataLoader(self, batch_sampler=each, collate_fn=self.collate_fn)
-
-
-def padded(rows: Sequence[list[int]], fill: int) -> torch.Tensor:
-    """Rows of several lengths as b s, with `fill` at the end of the shorter ones."""
-    longest = max(map(len, rows))
-    return torch.tensor([row + [fill] * (longest - len(row)) for row in rows])
 
 
 class NumberedPasses(Passes):

@@ -28,11 +28,10 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from bert.examples import padded
 from bert.squad import Question, Scores, scores_of
 from bert.wordpiece import Token, WordPiece
 from engine.processes import Batch, Distributed
-from engine.tasks import Task
+from engine.tasks import Task, padded
 from utils import UserError
 
 

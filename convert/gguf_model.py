@@ -10,7 +10,7 @@ import json
 import math
 import os
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from config import LlamaConfig
 from convert.gguf_file import GGUFFile
 from convert.merges import equal_scores
 from convert.tokenizer import JsonTokenizer
-from convert.vocabulary import CONTROL, NORMAL, USER_DEFINED, Vocabulary, as_json
+from convert.vocabulary import CONTROL, NORMAL, USER_DEFINED, Vocabulary, as_json, reserved_tokens
 from utils import UserError, join_names, short_repr, warn
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def _tokenizer_in(file: GGUFFile, max_len: int | None) -> JsonTokenizer:
         reason = error if isinstance(error, UserError) else "its tokenizer is damaged"
         raise UserError(f"{path}: {reason}; name another with --tokenizer") from None
     special = {f"{name}_token": said.get(f"{name}_token_id") for name in ("bos", "eos")}
-    special |= {"added_tokens": _added(pieces, types), "pads_with_byte_0": True}
+    special |= {"added_tokens": reserved_tokens(pieces, types), "pads_with_byte_0": True}
     if vocabulary and (tied := equal_scores(vocabulary.scored(None), content["model"]["merges"])):
         names = join_names(tied)
         warn(f"{path}: the pieces {names} have the same score; a text may be cut otherwise than in llama.cpp")
@@ -252,15 +252,6 @@ def _one_each(values: Any, count: int, what: str, default: float) -> list:
     if not isinstance(values, array) or len(values) < count:
         raise UserError(f"it has {len(values) if isinstance(values, array) else 'no'} {what} for {count} tokens")
     return values[:count].tolist()
-
-
-def _added(pieces: Sequence[str], types: Sequence[int]) -> list[dict[str, Any]]:
-    """The tokens that a text holds as a whole."""
-    return [
-        {"content": piece, "special": type_ == CONTROL, "normalized": False}
-        for piece, type_ in zip(pieces, types, strict=True)
-        if type_ in (CONTROL, USER_DEFINED)
-    ]
 
 
 def _sentencepiece(said: Mapping[str, Any], pieces: list[str], types: list[int]) -> Built:

@@ -177,19 +177,13 @@ def _under_our_names(file: Path, tensors: Mapping[str, Any], tied: bool) -> tupl
     """The state dict under our names, and names that no Llama has. Raises `UserError` for two names of one tensor."""
     from engine.weights import canonical_state
 
-    state: State = {}
-    before: dict[str, str] = {}
-    foreign = []
-    for name, tensor in tensors.items():
-        ours = our_name(str(name))
-        if ours in state:
-            both = f"{shorten(before[ours])} and {shorten(str(name))}"
-            raise UserError(f"{file}: {both} are names of the same tensor; keep one")
-        if ours is not None:
-            state[ours], before[ours] = tensor, str(name)
-        elif not ANGLES_TABLE.search(str(name)):
-            foreign.append(str(name))
-    return canonical_state(state, tied), foreign
+    foreign = [name for name in map(str, tensors) if our_name(name) is None]
+    known = {name: tensor for name, tensor in tensors.items() if our_name(str(name)) is not None}
+    try:
+        state = canonical_state(known, tied, our_name)
+    except ValueError as error:
+        raise UserError(f"{file}: {error}") from None
+    return state, [name for name in foreign if not ANGLES_TABLE.search(name)]
 
 
 def our_name(theirs: str) -> str | None:

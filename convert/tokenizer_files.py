@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.directory import ADDED_TOKENS, CONFIG, SPECIAL_TOKENS, TOKENIZER_CONFIG, read_settings, require_file
-from convert.vocabulary import BYTE, CONTROL, SPACE_PIECE, USER_DEFINED, is_bpe, pieces_and_types, rewriting_rules
+from convert.vocabulary import BYTE, SPACE_PIECE, is_bpe, pieces_and_types, reserved_tokens, rewriting_rules
 from tokenizer import Tokenizer
 from utils import UserError, short_repr, warn
 
@@ -148,10 +148,7 @@ def _of_sentencepiece(path: Path, said: dict[str, Any]) -> dict[str, Any]:
     if said.get("add_eos_token"):
         warn(f"{path.parent} puts eos after a text (add_eos_token), which is left out here")
     said["add_bos_token"] = bool(said.get("add_bos_token"))
-    reserved = [(piece, type_) for piece, type_ in zip(pieces, types, strict=True) if type_ in (CONTROL, USER_DEFINED)]
-    said["additional_special_tokens"] = [
-        {"content": piece, "special": type_ == CONTROL, "normalized": False} for piece, type_ in reserved
-    ]
+    said["additional_special_tokens"] = reserved_tokens(pieces, types)
     vocabulary = {piece: id for id, piece in enumerate(pieces)}
     if kind not in WITHOUT_CLASS:
         return _of_llama(vocabulary, _merges(vocabulary), said)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from convert.directory import TOKENIZER_CONFIG, TOKENIZER_JSON, TOKENIZER_MODEL
@@ -225,6 +225,15 @@ def as_json(vocabulary: Vocabulary, normalizers: list[dict], of_type: int | None
 def _added(vocabulary: Vocabulary, token: int) -> dict[str, Any]:
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": token, "content": vocabulary.pieces[token], **plain, "special": True}
+
+
+def reserved_tokens(pieces: Sequence[str], types: Sequence[int]) -> list[dict[str, Any]]:
+    """The tokens that a text holds as a whole, as tokenizer.json describes them."""
+    return [
+        {"content": piece, "special": type_ == CONTROL, "normalized": False}
+        for piece, type_ in zip(pieces, types, strict=True)
+        if type_ in (CONTROL, USER_DEFINED)
+    ]
 
 
 # ----------------------------------------------------------------- pieces and normalizing in SentencePiece's own file

@@ -119,12 +119,12 @@ def sharing(module: nn.Module, kind: type[nn.Module], **children: nn.Module) -> 
     shared = object.__new__(kind)  # not by the class: a sharded module's class would make the model's own
     own = {**vars(module), "_modules": {**module._modules, **children}}
     object.__setattr__(shared, "__dict__", own)
-    for name in _slots(type(module)):
+    for name in slots_of(type(module)):
         object.__setattr__(shared, name, getattr(module, name))
     return shared
 
 
-def _slots(kind: type) -> tuple[str, ...]:
+def slots_of(kind: type) -> tuple[str, ...]:
     """The names of the attributes that do not lie in `__dict__`, as those of a kernel."""
     return tuple(name for base in kind.__mro__ for name in vars(base).get("__slots__", ()))
 

@@ -23,6 +23,12 @@ from tokenizer import Tokenizer
 from utils import UserError
 
 
+def padded(rows: Sequence[list[int]], fill: int) -> torch.Tensor:
+    """Rows of several lengths as b s, with `fill` at the end of the shorter ones."""
+    longest = max(map(len, rows))
+    return torch.tensor([row + [fill] * (longest - len(row)) for row in rows])
+
+
 class Sentences(Dataset):
     """Labelled sentences with their token ids, encoded once.
 
@@ -49,10 +55,8 @@ class Sentences(Dataset):
     def collate_fn(self, items: list[tuple[list[int], int, str, int]]) -> dict[str, Any]:
         """A batch, right-padded to its longest row: token_ids b s, labels b, sents, and indices in the data set."""
         token_ids, labels, sentences, indices = zip(*items, strict=True)
-        longest = max(map(len, token_ids))
-        padded = [ids + [self.pad_id] * (longest - len(ids)) for ids in token_ids]
         return {
-            "token_ids": torch.tensor(padded),
+            "token_ids": padded(token_ids, self.pad_id),
             "labels": torch.tensor(labels),
             "sents": list(sentences),
             "indices": list(indices),

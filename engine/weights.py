@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -120,16 +120,16 @@ def _methods_of(checkpoint: dict) -> str:
     return f" with {join_names(map(str, methods))}" if isinstance(methods, dict) and methods else ""
 
 
-def canonical_state(state: dict, tied: bool = True) -> dict:
+def canonical_state(state: Mapping, tied: bool = True, name_of: Callable[[str], str] = own_name) -> dict:
     """The state dict with this package's names. tied: a shared matrix that is stored once is entered under both names.
 
-    Raises `ValueError` if two names belong to the same tensor.
+    name_of: the name here of one there. Raises `ValueError` if two names belong to the same tensor.
     """
     renamed: dict[str, Any] = {}
     before: dict[str, str] = {}
     for name, tensor in state.items():
         full = str(name)
-        name = own_name(full)
+        name = name_of(full)
         if name in renamed:
             raise ValueError(f"{shorten(before[name])} and {shorten(full)} are names of the same tensor; keep one")
         renamed[name], before[name] = tensor, full

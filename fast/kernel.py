@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from engine.context import slots_of
+
 OWN_SLOTS = "a kernel's own"  # the entry of a state that is no attribute of the module
 
 
@@ -27,7 +29,7 @@ class Kernel:
 
     def __new__(cls, *_: Any, **__: Any) -> Kernel:
         kernel = super().__new__(cls)
-        for name in _slots(cls):
+        for name in slots_of(cls):
             object.__setattr__(kernel, name, None)
         return kernel
 
@@ -48,7 +50,7 @@ class Kernel:
 
     def __getstate__(self) -> dict[str, Any]:
         """For `copy.deepcopy` and `torch.save`: without slots whose names begin with an underscore."""
-        own = {name: getattr(self, name) for name in _slots(type(self)) if not name.startswith("_")}
+        own = {name: getattr(self, name) for name in slots_of(type(self)) if not name.startswith("_")}
         return {**vars(self), OWN_SLOTS: own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -56,11 +58,6 @@ class Kernel:
         super().__setstate__({name: value for name, value in state.items() if name != OWN_SLOTS})
         for name, value in own.items():
             object.__setattr__(self, name, value)
-
-
-@cache
-def _slots(kind: type) -> tuple[str, ...]:
-    return tuple(name for base in kind.__mro__ for name in vars(base).get("__slots__", ()))
 
 
 def replace(model: nn.Module, others: Mapping[nn.Module, nn.Module]) -> None:

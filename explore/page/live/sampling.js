@@ -48,17 +48,6 @@ function largest(values, k) {
   return found;
 }
 
-/** Numbers from 0 to below 1, the same for the same seed (mulberry32, by Tommy Ettinger). */
-function randomNumbers(seed) {
-  let state = seed >>> 0;
-  return () => {
-    state = (state + 0x6d2b79f5) >>> 0;
-    let mixed = Math.imul(state ^ (state >>> 15), state | 1);
-    mixed = (mixed + Math.imul(mixed ^ (mixed >>> 7), mixed | 61)) ^ mixed;
-    return ((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 32;
-  };
-}
-
 /** The token at which the sum of probabilities passes a number from 0 to below 1. */
 function drawn(probabilities, random) {
   let [sum, last] = [0, 0];
