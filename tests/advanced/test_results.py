@@ -90,12 +90,14 @@ def test_the_probabilities_of_plain_training_lie_beside_its_lines(path: Path):
 @pytest.mark.parametrize("path", LINES, ids=lambda path: path.stem)
 def test_a_run_is_judged_by_the_weights_of_its_best_epoch(path: Path):
     """Runs of different rows whose every epoch is equal (wise-ft and self-training where they change nothing) answer
-    equally; and a plain model knows its sentences after its best epoch not much worse than in the course of it."""
+    equally; and a plain model knows its sentences after its best epoch not much worse than in the course of it, but for
+    a bidirectional Llama, to which one sentence is another in a batch with other padding."""
     equal: dict[tuple, set[tuple]] = {}
     for run in read_results([path]).values():
         if run["phase"] != "final" or "epoch" not in run or run["epoch"] >= run["settings"]["epochs"]:
             continue
-        if not run["method"]:
+        is_padding_seen = run["family"] == "llama" and run["settings"]["attention"] == "bidirectional"
+        if not run["method"] and not is_padding_seen:
             assert run["fit_loss"] < 1.2 * run["train_losses"][run["epoch"]], (run["data"], run["seed"])
         epochs = zip(run["train_losses"], run["epoch_scores"], range(run["settings"]["epochs"]), strict=False)
         which = run["data"], run["shots"], run["seed"], run["processor"], run["epoch"], *epochs
