@@ -177,13 +177,12 @@ def _under_our_names(file: Path, tensors: Mapping[str, Any], tied: bool) -> tupl
     """The state dict under our names, and names that no Llama has. Raises `UserError` for two names of one tensor."""
     from engine.weights import canonical_state
 
-    foreign = [name for name in map(str, tensors) if our_name(name) is None]
     known = {name: tensor for name, tensor in tensors.items() if our_name(str(name)) is not None}
     try:
         state = canonical_state(known, tied, our_name)
     except ValueError as error:
         raise UserError(f"{file}: {error}") from None
-    return state, [name for name in foreign if not ANGLES_TABLE.search(name)]
+    return state, [str(name) for name in tensors if name not in known and not ANGLES_TABLE.search(str(name))]
 
 
 def our_name(theirs: str) -> str | None:

@@ -187,7 +187,7 @@ class DecodeEngine:
             angle = self.angles(position)
             keys, values = cache.keys.numpy(), cache.values.numpy()  # L 1 g t d
             for layer, weights in enumerate(self.layers):
-                loops.layer_step_row(x, weights, angle, keys[layer, 0], values[layer, 0], (0, position + 1))
+                loops.layer_step_row(x, weights, angle, keys[layer, 0], values[layer, 0], position + 1)
             cache.length += 1  # not extend(): it makes masks, which the loops have no use for
             return torch.from_numpy(self._head(loops.norm_row(x, self.norm), only_largest))[None]
 
@@ -349,9 +349,8 @@ def _layer(pair: EnginePair, is_plain: bool) -> list[torch.Tensor]:
 def _layer_steps(pair: EnginePair, x: torch.Tensor, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
     """The first layer in compiled loops, one position after another, in place. x: s D; keys, values: g t d"""
     for position, row in enumerate(x.numpy(), start):
-        seen = (0, position + 1)
         angle = pair.engine.angles(position)
-        loops.layer_step_row(row, pair.engine.layers[0], angle, keys.numpy(), values.numpy(), seen)
+        loops.layer_step_row(row, pair.engine.layers[0], angle, keys.numpy(), values.numpy(), position + 1)
 
 
 def _next_tokens(pair: EnginePair, is_plain: bool, length: int, only_largest: bool) -> list[torch.Tensor]:

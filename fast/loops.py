@@ -182,22 +182,21 @@ def rotate_row(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> None:
 
 
 @njit(parallel=True, **LOOPS)
-def attend_row(query: np.ndarray, keys: np.ndarray, values: np.ndarray, seen: tuple[int, int]) -> None:
-    """Replace each query by what it attends to. query: (h d); keys, values: g t d; seen: from t to before t"""
+def attend_row(query: np.ndarray, keys: np.ndarray, values: np.ndarray, end: int) -> None:
+    """Replace each query by what it attends to. query: (h d); keys, values: g t d, seen before position end"""
     groups, _, dim = keys.shape
-    first, end = seen
     heads = len(query) // dim
     for h in prange(heads):
         group = h * groups // heads
-        attend_with(query[h * dim : (h + 1) * dim], keys[group, first:end], values[group, first:end])
+        attend_with(query[h * dim : (h + 1) * dim], keys[group, :end], values[group, :end])
 
 
 @njit(**LOOPS)
 def layer_step_row(
     x: np.ndarray, weights: LayerWeights, angle: tuple[np.ndarray, np.ndarray],
-    keys: np.ndarray, values: np.ndarray, seen: tuple[int, int],
+    keys: np.ndarray, values: np.ndarray, end: int,
 ) -> None:  # fmt: skip
-    """`LlamaLayer.forward` for the new position seen[1] - 1. Adds to x (D), writes to keys and values (g t d)."""
+    """`LlamaLayer.forward` for the new position end - 1. Adds to x (D), writes to keys and values (g t d)."""
     groups, _, dim = keys.shape
     query = np.empty(len(weights.query.scale), np.float32)
     key, value = np.empty(groups * dim, np.float32), np.empty(groups * dim, np.float32)
@@ -205,9 +204,9 @@ def layer_step_row(
     project_heads(weights.query, weights.key, weights.value, normed, query, key, value)
     rotate_row(query, *angle)
     rotate_row(key, *angle)
-    keys[:, seen[1] - 1] = key.reshape(groups, dim)
-    values[:, seen[1] - 1] = value.reshape(groups, dim)
-    attend_row(query, keys, values, seen)
+    keys[:, end - 1] = key.reshape(groups, dim)
+    values[:, end - 1] = value.reshape(groups, dim)
+    attend_row(query, keys, values, end)
     added, gate = np.empty_like(x), np.empty(len(weights.w1.scale), np.float32)
     matvec(weights.output, query, added)
     x += added

@@ -220,35 +220,35 @@ def rotate_together(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> None:
 @njit(parallel=True, **LOOPS)
 def attend_together(
     query: np.ndarray, key: np.ndarray, value: np.ndarray,
-    keys: np.ndarray, values: np.ndarray, first: np.ndarray, end: int,
+    keys: np.ndarray, values: np.ndarray, end: int,
 ) -> None:  # fmt: skip
     """Write keys and values of position end - 1, and replace each query by what it attends to.
 
-    query: P (h d) l; key, value: P (g d) l; keys, values: n g t d; seen: from first (n) to end. Heads of one group
+    query: P (h d) l; key, value: P (g d) l; keys, values: n g t d, seen before position end. Heads of one group
     write the same key and value: so none waits for another.
     """
     texts, groups, _, dim = keys.shape
     lanes, heads = query.shape[2], query.shape[1] // dim
     for which in prange(texts * heads):
         text, h = which // heads, which % heads
-        group, start = h * groups // heads, first[text]
+        group = h * groups // heads
         panel, lane, of_group = text // lanes, text % lanes, slice(group * dim, (group + 1) * dim)
         keys[text, group, end - 1] = key[panel, of_group, lane]
         values[text, group, end - 1] = value[panel, of_group, lane]
         place = query[panel, h * dim : (h + 1) * dim, lane]  # d, far apart
         head = place.copy()
-        attend_with(head, keys[text, group, start:end], values[text, group, start:end])
+        attend_with(head, keys[text, group, :end], values[text, group, :end])
         place[:] = head
 
 
 @njit(**LOOPS)
 def layer_step_together(
     x: np.ndarray, weights: LayerWeights, angles: tuple[np.ndarray, np.ndarray],
-    keys: np.ndarray, values: np.ndarray, first: np.ndarray, end: int,
+    keys: np.ndarray, values: np.ndarray, end: int,
 ) -> None:  # fmt: skip
     """`LlamaLayer.forward` for position end - 1 of every text. Adds to x (P D l), writes to keys and values (n g t d).
 
-    angles: cosines and sines, P d/2 l each. first: n, the first position that a text sees.
+    angles: cosines and sines, P d/2 l each.
     """
     (panels, _, lanes), width = x.shape, keys.shape[1] * keys.shape[3]
     query = np.empty((panels, len(weights.query.scale), lanes), np.float32)
@@ -257,7 +257,7 @@ def layer_step_together(
     project_together(weights.query, weights.key, weights.value, normed, query, key, value)
     rotate_together(query, *angles)
     rotate_together(key, *angles)
-    attend_together(query, key, value, keys, values, first, end)
+    attend_together(query, key, value, keys, values, end)
     added, gate = np.empty_like(x), np.empty((panels, len(weights.w1.scale), lanes), np.float32)
     matmul(weights.output, query, added)
     x += added

@@ -49,12 +49,11 @@ def next_logits(
 def layer_steps(engine: DecodeEngine, x: np.ndarray, cache: KVCache) -> None:
     """The layers that a cache is for, at one more position, which is added to it. x: P D l, in place"""
     position = torch.full(cache.shape[1:2], cache.length)
-    first = torch.zeros_like(position)
     angles = tuple(to_panels(torch.from_numpy(table)) for table in engine.angles(position))
     keys, values, end = cache.keys.numpy(), cache.values.numpy(), cache.length + 1  # L b g t d
     for layer in range(cache.shape[0]):
         weights = engine.layers[layer]
-        loops_together.layer_step_together(x, weights, angles, keys[layer], values[layer], first.numpy(), end)
+        loops_together.layer_step_together(x, weights, angles, keys[layer], values[layer], end)
     cache.length = end  # not extend(): it makes masks, which the loops have no use for
 
 
