@@ -120,16 +120,16 @@ def _methods_of(checkpoint: dict) -> str:
     return f" with {join_names(map(str, methods))}" if isinstance(methods, dict) and methods else ""
 
 
-def canonical_state(state: Mapping, tied: bool = True, name_of: Callable[[str], str] = own_name) -> dict:
+def canonical_state(state: Mapping, tied: bool = True, name_of: Callable[[str], str] | None = None) -> dict:
     """The state dict with this package's names. tied: a shared matrix that is stored once is entered under both names.
 
-    name_of: the name here of one there. Raises `ValueError` if two names belong to the same tensor.
+    name_of: the name here of one there (None: `own_name`). Raises `ValueError` if two names belong to the same tensor.
     """
     renamed: dict[str, Any] = {}
     before: dict[str, str] = {}
     for name, tensor in state.items():
         full = str(name)
-        name = name_of(full)
+        name = (name_of or own_name)(full)
         if name in renamed:
             raise ValueError(f"{shorten(before[name])} and {shorten(full)} are names of the same tensor; keep one")
         renamed[name], before[name] = tensor, full
