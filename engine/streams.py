@@ -23,6 +23,7 @@ LINE_END = re.compile(rb"\r\n|\r|\n")
 def lines_arriving(path: str) -> Iterator[bytes | None]:
     """The lines of an input, which end with \\n, \\r\\n or \\r; None as in `_pieces_of`."""
     rest: list[bytes] = []  # pieces of a line whose end has not arrived
+    length = 0  # of them, in bytes; not summed anew for each, which costs most for a line in many pieces
     for piece in _pieces_of(path):
         if piece is None:
             yield None
@@ -32,9 +33,10 @@ def lines_arriving(path: str) -> Iterator[bytes | None]:
         *lines, last = LINE_END.split(piece[:-1]) if piece.endswith(b"\r") else LINE_END.split(piece)
         for line in lines:
             yield b"".join([*rest, line])
-            rest = []
+            rest, length = [], 0
         rest.append(last + b"\r" if piece.endswith(b"\r") else last)
-        if sum(map(len, rest)) > MOST_BYTES:
+        length += len(rest[-1])
+        if length > MOST_BYTES:
             raise UserError(f"{path} has a line of more than {MOST_BYTES >> 20} MiB; give a sentence a line")
     last = b"".join(rest)
     if last:
