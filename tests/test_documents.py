@@ -166,6 +166,9 @@ def test_the_commands_of_a_page_run_in_their_order(page: str, clone: Path):
             installed()
         except UserError:
             pytest.skip("bash setup.sh --bert installs what the page begins with")
+    if page != "README.md":  # whose model is asked below; elsewhere that a command runs is seen with fewer sentences
+        for path in (clone / "data").glob("films-*.txt"):
+            path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[::4]), encoding="utf-8")
     for name, text in READERS_OWN.get(page, {}).items():
         (clone / name).write_text(text, encoding="utf-8")
     for command in to_run(page):
