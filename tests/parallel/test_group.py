@@ -112,17 +112,16 @@ def test_a_run_with_methods_is_that_of_one_process(tmp_path: Path, classify_flag
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["causal", "bidirectional"])
-@pytest.mark.parametrize("kernels", ["auto", "plain"])
 def test_kernels_and_plain_code_train_on_several_processes_as_on_one(
-    tmp_path: Path, classify_flags: Callable, kernels: str, attention: str
+    tmp_path: Path, classify_flags: Callable, attention: str
 ):
     """Copied and split models, of which `auto` reads one position of the last layer; the one process is plain."""
     flags = [*classify_flags("finetune"), "--epochs", 2, "--lr", 0.01, "--batch_size", 5, "--attention", attention]
     flags += ["--clip", 0.5, "--weight_decay", 0.1, "--dropout", 0.1]
     shown = drive_in(tmp_path / "alone", *flags, "--kernels", "plain")
     (expected,) = (tmp_path / "alone").glob("*.pt")
-    for name, shard in (("copied", []), ("split", ["--shard"])):
-        (folder := tmp_path / name).mkdir()
+    for kernels, shard in (("auto", []), ("auto", ["--shard"]), ("plain", ["--shard"])):
+        (folder := tmp_path / "-".join([kernels, *shard])).mkdir()
         printed = succeed(start(2, DRIVER, *flags, "--kernels", kernels, *shard, cwd=folder))
         assert FIGURES.findall(printed) == FIGURES.findall(shown) != []
         assert outputs(folder) == outputs(tmp_path / "alone") and len(outputs(folder)) == 2
