@@ -26,9 +26,7 @@ from utils import join_names
 
 LIST_COLUMNS = ("method", "--option", "trains", "paper")
 WIDTH = 100  # of a line
-NOT_KNOWN = {  # whether they gain anything: "not measured" in the first table of README.md
-    "padding-mask", "distill", "prompt-tuning", "auto-words",
-}  # fmt: skip
+NOT_KNOWN = {"padding-mask", "distill"}  # whether they gain anything: the list below the first table of README.md
 PRETRAINING = (
     "Continued pre-training, before all of these (arXiv:2004.10964):",
     "  python -m advanced.pretrain --init CKPT --text FILE... --out NEW.pt",
@@ -56,7 +54,7 @@ def lines_of(trained: Mapping[str, int] | None = None, names: str | None = None)
     for row, entry in zip(rows, (None, *entries.values()), strict=True):
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         if entry is not None:
-            gain = "; whether it gains anything is not measured" if row[0] in NOT_KNOWN else ""
+            gain = "; whether it gains anything is not known" if row[0] in NOT_KNOWN else ""
             yield from _wrapped(f"{entry.summary}; costs: {entry.cost}{gain}", "    ")
     yield ""
     yield "Arguments, as key=value or method.key=value, with their defaults:"

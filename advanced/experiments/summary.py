@@ -36,7 +36,7 @@ from utils import UserError
 
 HERE = Path(__file__).resolve().parent
 # Of a row that two tables have of one panel the first counts: in full-fresh no row was chosen after it looked best.
-TABLES = ("full-fresh", "full", "few-shot", "few-shot-rest", "few-shot-llama")
+TABLES = ("full-fresh", "full", "few-shot", "few-shot-rest", "few-shot-llama", "few-shot-llama-rest")
 HEADS = ("method", "panels", "gain", "p", "over the bag of words", "time")
 ABOUT = """Gains in accuracy over plain training, pooled over panels (data set, size, checkpoint), with 95 % intervals;
 p is corrected for all methods (Holm), bold below .05. Panels of one data set judge by the same sentences, which an
